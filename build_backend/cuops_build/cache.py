@@ -1,0 +1,42 @@
+"""Build products by content: what was made once from the same inputs is not made again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def directory() -> Path:
+    """Where products are kept: CUOPS_BUILD_CACHE, or a folder of the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("CUOPS_BUILD_CACHE") or Path(base) / "cuops-build")
+
+
+def key(*parts: str, files: Iterable[Path] = (), root: Path | None = None) -> str:
+    """A name for the product of `parts` and of the contents of `files`, wherever `root` is."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() + b"\0")
+    for file in sorted(files):
+        digest.update(str(file.relative_to(root) if root else file).encode() + b"\0")
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def load(name: str) -> bytes | None:
+    """The product of that name, or None."""
+    try:
+        return (directory() / name).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def store(name: str, product: bytes) -> None:
+    """Keeps a product; readers see it whole or not at all."""
+    directory().mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
+        file.write(product)
+    os.replace(file.name, directory() / name)

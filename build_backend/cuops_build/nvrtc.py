@@ -1,0 +1,123 @@
+"""CUDA sources to device images, by the NVRTC of PyPI's wheels: no CUDA toolkit, no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from . import cache
+from .table import Cuda
+
+OPTIONS = ("-std=c++17", "-default-device")
+
+
+class BuildError(RuntimeError):
+    """The build cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """One operator's code for one compute capability."""
+
+    op: str
+    capability: int
+    ptx: bool
+    code: bytes
+
+
+def _wheel_files(cuda: Cuda) -> dict[str, Path]:
+    """The files of the toolchain's wheels by name, after a check of the wheels' versions."""
+    files = {}
+    for requirement in cuda.wheels:
+        name, version = requirement.split("==")
+        try:
+            wheel = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            wheel = None
+        if wheel is None or wheel.version != version:
+            found = f"{name} {wheel.version}" if wheel else "none"
+            raise BuildError(f"{cuda.distribution} is built with {requirement}, found {found}: pip install {requirement}")
+        files.update({file.name: Path(str(wheel.locate_file(file))) for file in wheel.files or ()})
+    return files
+
+
+def _sources(source: Path, root: Path) -> list[Path]:
+    """`source` and all that it includes from `root`."""
+    found: list[Path] = []
+    pending = [source]
+    while pending:
+        path = pending.pop()
+        if path in found:
+            continue
+        found.append(path)
+        for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE):
+            pending.append(next(p for p in (path.parent / name, root / name) if p.exists()).resolve())
+    return found
+
+
+def _compile(library: Path, builtins: Path, source: str, name: str, options: tuple[str, ...], ptx: bool) -> bytes:
+    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
+    nvrtc = ctypes.CDLL(str(library))
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+
+    def fetch(what: str) -> bytes:
+        getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+        return buffer.raw
+
+    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+    if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
+        raise BuildError(f"{name} does not compile with {' '.join(options)}:\n{fetch('ProgramLog').decode()}")
+    return fetch("PTX").rstrip(b"\0") if ptx else fetch("CUBIN")
+
+
+def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
+    """Every operator of `csrc` for every architecture of `cuda`, in a fixed order, on `jobs` cores."""
+    csrc = csrc.resolve()
+    files = _wheel_files(cuda)
+    library = next(path for name, path in files.items() if name.startswith("libnvrtc.so"))
+    builtins = next(path for name, path in files.items() if name.startswith("libnvrtc-builtins.so"))
+    include = files["cuda_fp16.h"].parent
+    targets = [(capability, False) for capability in cuda.architectures] + [(cuda.ptx, True)]
+    with ProcessPoolExecutor(jobs) as pool:
+        pending = []
+        for source in sorted(csrc.glob("*.cu")):
+            for capability, ptx in targets:
+                options = (*OPTIONS, f"--gpu-architecture={'compute' if ptx else 'sm'}_{capability}")
+                name = cache.key(*cuda.wheels, *options, files=_sources(source, csrc), root=csrc)
+                product = cache.load(name)
+                paths = (f"-I{csrc}", f"-I{include}")
+                future = None
+                if product is None:
+                    future = pool.submit(_compile, library, builtins, source.read_text(), source.name, options + paths, ptx)
+                pending.append((source.stem, capability, ptx, name, product, future))
+        for op, capability, ptx, name, product, future in pending:
+            if product is None:
+                product = future.result()
+                cache.store(name, product)
+            yield Image(op, capability, ptx, product)
+
+
+def pack(images: Iterable[Image]) -> bytes:
+    """The images as csrc/host/image.cc reads them: a count, entries, LZ4 blocks."""
+    import struct
+
+    import lz4.block
+
+    images = list(images)
+    entry = struct.Struct("<32sIIQQQ")
+    offset = 8 + entry.size * len(images)
+    entries, blocks = [], []
+    for image in images:
+        block = lz4.block.compress(image.code, mode="high_compression", compression=12, store_size=False)
+        entries.append(entry.pack(image.op.encode(), image.capability, image.ptx, offset, len(block), len(image.code)))
+        blocks.append(block)
+        offset += len(block)
+    return struct.pack("<Q", len(images)) + b"".join(entries) + b"".join(blocks)

@@ -1,0 +1,116 @@
+"""Writes everything that derives from cuda.toml. `--check` writes nothing and fails where something is stale."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from . import table
+from .table import Cuda
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = {"build_backend": "../../build_backend", "csrc": "../../csrc", "cuda.toml": "../../cuda.toml", "LICENSE": "../../LICENSE"}
+
+BUILD_REQUIRES = ("hatchling==1.33.0", "hatch-vcs==0.5.0", "setuptools-scm==10.3.4", "tomli==2.2.1; python_version < '3.11'")
+COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "lz4==4.4.5", "ziglang==0.17.0")
+
+PYPROJECT = """\
+# Derived from cuda.toml; change that, then run `nox -s regenerate`.
+[build-system]
+requires = [
+{requires}
+]
+build-backend = "cuops_build"
+backend-path = ["build_backend"]
+
+[project]
+name = "{c.distribution}"
+dynamic = ["version", "dependencies"]
+description = "CUDA {c.cuda} backend of cuops"
+readme = "README.md"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+requires-python = ">=3.10"
+classifiers = ["Environment :: GPU :: NVIDIA CUDA", "Operating System :: POSIX :: Linux", "Programming Language :: Python :: 3"]
+entry-points."cuops.backends".{c.name} = "{c.package}"
+urls.Source = "https://github.com/cuops/cuops"
+
+[tool.hatch]
+version = {{ source = "vcs", raw-options = {{ root = "../..", version_scheme = "cuops_build.version:scheme", local_scheme = "no-local-version", scm = {{ git = {{ pre_parse = "fail_on_shallow" }} }} }} }}
+metadata.hooks.custom = {{ path = "build_backend/hatch_build.py", dependencies = ["apache-tvm-ffi>=0.1.9,<0.2"] }}
+build.hooks.custom.path = "build_backend/hatch_build.py"
+build.targets.wheel.bypass-selection = true
+"""
+
+README = """\
+# {c.distribution}
+
+The CUDA {c.cuda} backend of [cuops](https://pypi.org/project/cuops/): `pip install {c.distribution}`, then `import cuops`.
+It needs an NVIDIA driver of version {c.driver} or newer, and runs on GPUs of compute capability {capabilities} and newer.
+"""
+
+
+def capability(architecture: int) -> str:
+    """75 as 7.5."""
+    return f"{architecture // 10}.{architecture % 10}"
+
+
+def docs_table(rows: dict[str, Cuda]) -> str:
+    """The table of CUDA versions in docs/install.md."""
+    lines = ["| Package | CUDA | Driver | Compute capabilities | Newer GPUs |", "|---|---|---|---|---|"]
+    for c in rows.values():
+        capabilities = ", ".join(capability(a) for a in c.architectures)
+        lines.append(f"| `{c.distribution}` | {c.cuda} | {c.driver} or newer | {capabilities} | PTX of {capability(c.ptx)} |")
+    return "\n".join(lines) + "\n"
+
+
+def derived(rows: dict[str, Cuda]) -> dict[Path, str]:
+    """Every derived file, and what must be in it."""
+    files = {Path("docs/cuda-versions.md"): docs_table(rows)}
+    for c in rows.values():
+        folder = Path("packages") / c.distribution
+        requires = "\n".join(f'  "{requirement}",' for requirement in (*BUILD_REQUIRES, *COMPILER_REQUIRES, *c.wheels))
+        files[folder / "pyproject.toml"] = PYPROJECT.format(c=c, requires=requires)
+        files[folder / "README.md"] = README.format(c=c, capabilities=capability(c.architectures[0]))
+    return files
+
+
+def links(rows: dict[str, Cuda]) -> dict[Path, str]:
+    """The links to what packages share, which a source distribution holds as files."""
+    found = {Path("packages/cuops") / name: SHARED[name] for name in ("build_backend", "LICENSE")}
+    for c in rows.values():
+        found.update({Path("packages") / c.distribution / name: target for name, target in SHARED.items()})
+    return found
+
+
+def main(check: bool) -> int:
+    """Returns how many files are, or were, stale."""
+    rows = table.read(ROOT / "cuda.toml")
+    stale = 0
+    for path, text in derived(rows).items():
+        if (ROOT / path).exists() and (ROOT / path).read_text() == text:
+            continue
+        stale += 1
+        print(f"{'stale' if check else 'wrote'}: {path}")
+        if not check:
+            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / path).write_text(text)
+    for path, target in links(rows).items():
+        if (ROOT / path).is_symlink() and os.readlink(ROOT / path) == target:
+            continue
+        stale += 1
+        print(f"{'stale' if check else 'linked'}: {path}")
+        if not check:
+            (ROOT / path).unlink(missing_ok=True)
+            (ROOT / path).symlink_to(target)
+    folders = {Path("packages") / c.distribution for c in rows.values()} | {Path("packages/cuops")}
+    for folder in {p.relative_to(ROOT) for p in (ROOT / "packages").iterdir() if p.is_dir()} - folders:
+        stale += 1
+        print(f"not in cuda.toml, to be deleted by hand: {folder}")
+    return stale
+
+
+if __name__ == "__main__":
+    check = "--check" in sys.argv[1:]
+    sys.exit(1 if main(check) and check else 0)

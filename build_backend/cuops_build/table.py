@@ -1,0 +1,41 @@
+"""cuda.toml, the table of CUDA versions that everything else derives from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A row of cuda.toml; its comments say what the fields mean."""
+
+    name: str
+    cuda: str
+    wheels: tuple[str, ...]
+    architectures: tuple[int, ...]
+    ptx: int
+    driver: str
+    driver_cuda: str
+
+    @property
+    def distribution(self) -> str:
+        return f"cuops-{self.name}"
+
+    @property
+    def package(self) -> str:
+        return f"cuops_{self.name}"
+
+
+def read(path: Path) -> dict[str, Cuda]:
+    """The rows of the table at `path` by name, from the oldest to the newest CUDA version."""
+    rows = tomllib.loads(path.read_text())
+    return {
+        name: Cuda(name, **{**row, "wheels": tuple(row["wheels"]), "architectures": tuple(row["architectures"])})
+        for name, row in rows.items()
+    }

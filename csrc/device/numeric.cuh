@@ -1,0 +1,90 @@
+// Numbers on the device: conversions, accumulator types, vectors of 16 bytes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "dtype.h"
+
+namespace cuops {
+
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
+template <bool, class A, class>
+struct SelectOf {
+  using type = A;
+};
+template <class A, class B>
+struct SelectOf<false, A, B> {
+  using type = B;
+};
+template <bool kFirst, class A, class B>
+using Select = typename SelectOf<kFirst, A, B>::type;
+
+template <class T>
+struct Pointee;
+template <class T>
+struct Pointee<const T*> {
+  using type = T;
+};
+
+template <class T>
+constexpr DType kDTypeOf = kSame<T, double> ? kFloat64 : kSame<T, float> ? kFloat32 : kSame<T, __half> ? kFloat16 : kBFloat16;
+
+// Sums run in float32, and in float64 for float64.
+template <class T>
+using Accumulator = Select<kSame<T, double>, double, float>;
+
+template <class To, class From>
+__device__ To convert(From v) {
+  if constexpr (kSame<From, __half>) {
+    return static_cast<To>(__half2float(v));
+  } else if constexpr (kSame<From, __nv_bfloat16>) {
+    return static_cast<To>(__bfloat162float(v));
+  } else if constexpr (kSame<To, __half>) {
+    return __float2half_rn(v);
+  } else if constexpr (kSame<To, __nv_bfloat16>) {
+    return __float2bfloat16_rn(v);
+  } else {
+    return static_cast<To>(v);
+  }
+}
+
+// 1 / sqrt(v), the last bit refined: the hardware's own is 2 units off.
+__device__ inline float rsqrt_rn(float v) {
+  const float r = rsqrtf(v);
+  return r * fmaf(fmaf(-v * r, r, 1.0f), 0.5f, 1.0f);
+}
+__device__ inline double rsqrt_rn(double v) { return rsqrt(v); }
+
+// The power of two that brings v, finite and not negative, to [1, 2), or as near as a finite factor can.
+__device__ inline float power_of_two_to_one(float v) {
+  return __int_as_float(max(254 - (__float_as_int(v) >> 23), 1) << 23);
+}
+__device__ inline double power_of_two_to_one(double v) {
+  return __hiloint2double(max(2046 - (__double2hiint(v) >> 20), 1) << 20, 0);
+}
+
+// kWidth neighbours in memory, moved with as few and as wide instructions as their size allows.
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16) Pack {
+  T at[kWidth];
+};
+
+template <class T>
+constexpr int kVectorWidth = 16 / sizeof(T);
+template <class T>
+using Vector = Pack<T, kVectorWidth<T>>;
+
+template <class To, class T, int kWidth>
+__device__ Pack<To, kWidth> convert(const Pack<T, kWidth>& in) {
+  Pack<To, kWidth> out;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) out.at[j] = convert<To>(in.at[j]);
+  return out;
+}
+
+}  // namespace cuops

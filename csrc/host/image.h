@@ -1,0 +1,25 @@
+// The device images that the build embedded in this library.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace cuops {
+
+struct Image {
+  std::string op;  // the stem of its source: rms_norm
+  int capability;  // 90 is compute capability 9.0
+  bool ptx;        // for the driver to compile, rather than machine code
+  const unsigned char* stored;
+  std::size_t stored_size, size;
+
+  std::vector<char> decompress() const;
+};
+
+const std::vector<Image>& images();
+
+// The image of an operator for a GPU: its own compute capability, else the highest lower minor of the same major, else PTX.
+// Throws UnsupportedArchitectureError.
+const Image& choose_image(const std::string& op, int capability);
+
+}  // namespace cuops

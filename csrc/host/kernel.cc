@@ -1,0 +1,83 @@
+#include "kernel.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "error.h"
+#include "image.h"
+
+namespace cuops {
+namespace {
+
+// What one operator's image became on one GPU: a library where the driver knows them (12.0), else a module.
+struct Loaded {
+  CUlibrary library = nullptr;
+  CUmodule module = nullptr;
+};
+
+// Loading is legal while a stream captures a graph only in the relaxed mode.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { driver().ThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { driver().ThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  int mode_ = 2;
+};
+
+Loaded load_image(const std::string& op, int device) {
+  const Driver& d = driver();
+  const std::vector<char> code = choose_image(op, properties(device).capability).decompress();
+  Loaded loaded;
+  if (d.LibraryLoadData != nullptr) {
+    check(d.LibraryLoadData(&loaded.library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
+  } else {
+    check(d.ModuleLoadData(&loaded.module, code.data()), "cuModuleLoadData");
+  }
+  return loaded;
+}
+
+}  // namespace
+
+CUfunction Kernel::load(int device) {
+  if (device < 0 || device >= kDevices) raise("ValueError", "device: index " + std::to_string(device) + " is out of range");
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, Loaded> by_op;
+  const Driver& d = driver();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const ContextGuard context(device);
+  const RelaxedCapture relaxed;
+  const auto key = std::make_pair(op_, device);
+  auto found = by_op.find(key);
+  if (found == by_op.end()) found = by_op.emplace(key, load_image(op_, device)).first;
+  CUfunction function = nullptr;
+  if (found->second.library != nullptr) {
+    check(d.LibraryGetKernel(&function, found->second.library, name_.c_str()), "cuLibraryGetKernel");
+  } else {
+    check(d.ModuleGetFunction(&function, found->second.module, name_.c_str()), "cuModuleGetFunction");
+  }
+  loaded_[device].store(function, std::memory_order_release);
+  return function;
+}
+
+bool clusters_available(int device) { return driver().LaunchKernelEx != nullptr && properties(device).capability >= 90; }
+
+void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params) {
+  const Driver& d = driver();
+  void* arguments[] = {params};
+  if (shape.cluster == 1) {
+    check(d.LaunchKernel(kernel.on(device), shape.blocks, 1, 1, shape.block_x, shape.block_y, 1, shape.shared_bytes, stream,
+                         arguments, nullptr),
+          "cuLaunchKernel");
+    return;
+  }
+  CUlaunchAttribute attribute{};
+  attribute.id = kClusterDimension;
+  attribute.value.cluster[0] = shape.cluster;
+  attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+  CUlaunchConfig config{{shape.blocks, 1, 1}, {shape.block_x, shape.block_y, 1}, shape.shared_bytes, stream, &attribute, 1};
+  check(d.LaunchKernelEx(&config, kernel.on(device), arguments, nullptr), "cuLaunchKernelEx");
+}
+
+}  // namespace cuops

@@ -1,0 +1,91 @@
+#include "tensor.h"
+
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include "error.h"
+
+namespace cuops {
+namespace {
+
+std::string shape_text(TensorView t) {
+  std::string text = "(";
+  for (int i = 0; i < t.ndim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
+  return text + (t.ndim() == 1 ? ",)" : ")");
+}
+
+}  // namespace
+
+DType dtype_of(TensorView t, const char* name) {
+  const DLDataType d = t.dtype();
+  if (d.lanes == 1) {
+    if (d.code == kDLFloat && d.bits == 64) return kFloat64;
+    if (d.code == kDLFloat && d.bits == 32) return kFloat32;
+    if (d.code == kDLFloat && d.bits == 16) return kFloat16;
+    if (d.code == kDLBfloat && d.bits == 16) return kBFloat16;
+  }
+  raise("TypeError", std::string(name) + ": expected float64, float32, float16 or bfloat16, got " +
+                         std::string(tvm::ffi::DLDataTypeToString(d)));
+}
+
+std::size_t size_of(DType dtype) {
+  constexpr std::size_t sizes[] = {8, 4, 2, 2};
+  return sizes[dtype];
+}
+
+const char* name_of(DType dtype) {
+  constexpr const char* names[] = {"f64", "f32", "f16", "bf16"};
+  return names[dtype];
+}
+
+void expect_same_shape(TensorView t, const char* name, TensorView as, const char* as_name) {
+  bool same = t.ndim() == as.ndim();
+  for (int i = 0; same && i < t.ndim(); ++i) same = t.size(i) == as.size(i);
+  if (!same) {
+    raise("ValueError", std::string(name) + ": expected the shape of " + as_name + ", " + shape_text(as) + ", got " + shape_text(t));
+  }
+}
+
+void expect_device(TensorView t, const char* name, DLDevice device) {
+  const DLDevice d = t.device();
+  if (d.device_type == device.device_type && d.device_id == device.device_id) return;
+  auto text = [](DLDevice d) { return (d.device_type == kDLCUDA ? "cuda:" : "device type ") +
+                                      std::to_string(d.device_type == kDLCUDA ? d.device_id : d.device_type); };
+  raise("ValueError", std::string(name) + ": expected an array on " + text(device) + ", got one on " + text(d));
+}
+
+void expect_at_least_1d(TensorView t, const char* name) {
+  if (t.ndim() == 0) raise("ValueError", std::string(name) + ": expected at least 1 dimension, got 0");
+}
+
+Rows rows_of(TensorView t, const char* name) {
+  const int leading = t.ndim() - 1;
+  if (t.size(leading) > 1 && t.stride(leading) != 1) {
+    raise("ValueError", std::string(name) + ": expected a contiguous last dimension, got stride " + std::to_string(t.stride(leading)));
+  }
+  // Neighbouring dimensions that one stride walks count as one; from the innermost outwards.
+  std::int64_t sizes[2] = {1, 1}, strides[2] = {0, 0};
+  int level = -1;
+  for (int i = leading - 1; i >= 0; --i) {
+    if (t.size(i) == 1) continue;
+    if (level >= 0 && t.stride(i) == sizes[level] * strides[level]) {
+      sizes[level] *= t.size(i);
+      continue;
+    }
+    if (++level == 2) raise("ValueError", std::string(name) + ": its rows need more than two strides; pass a contiguous copy");
+    sizes[level] = t.size(i);
+    strides[level] = t.stride(i);
+  }
+  // One level of rows never reaches the outer stride, whatever `inner` is: let it be larger than any row count.
+  return {data_of(t), level < 1 ? INT64_MAX : sizes[0], strides[0], strides[1]};
+}
+
+bool vectors_fit(const Rows& rows, std::int64_t n, DType dtype) {
+  const std::int64_t width = 16 / size_of(dtype);
+  return aligned16(rows.data) && n % width == 0 && rows.stride % width == 0 && rows.outer_stride % width == 0;
+}
+
+CUstream current_stream(DLDevice device) {
+  return static_cast<CUstream>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+}
+
+}  // namespace cuops

@@ -1,0 +1,40 @@
+// Checks of the arrays that callers pass, and what kernels need to know of them. Every error names the argument.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/optional.h>
+
+#include <string>
+
+#include "driver.h"
+#include "dtype.h"
+#include "rows.h"
+
+namespace cuops {
+
+using TensorView = tvm::ffi::TensorView;
+
+DType dtype_of(TensorView t, const char* name);  // TypeError
+std::size_t size_of(DType dtype);
+const char* name_of(DType dtype);
+
+// The sums' dtype: float32, and float64 for float64.
+inline DType accumulator_of(DType dtype) { return dtype == kFloat64 ? kFloat64 : kFloat32; }
+
+void expect_same_shape(TensorView t, const char* name, TensorView as, const char* as_name);
+void expect_device(TensorView t, const char* name, DLDevice device);
+void expect_at_least_1d(TensorView t, const char* name);
+
+inline char* data_of(TensorView t) { return static_cast<char*>(t.data_ptr()) + t.byte_offset(); }
+
+// The leading dimensions as rows. ValueError where the last dimension has gaps or the rows need more than two strides.
+Rows rows_of(TensorView t, const char* name);
+
+// Whether every row starts at a multiple of 16 bytes and is a whole number of 16-byte vectors.
+bool vectors_fit(const Rows& rows, std::int64_t n, DType dtype);
+inline bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+// The stream that the caller's framework works on.
+CUstream current_stream(DLDevice device);
+
+}  // namespace cuops

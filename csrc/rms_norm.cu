@@ -1,0 +1,119 @@
+// RMSNorm on the device: y = x / sqrt(mean(x^2) + eps) * weight over rows of n elements.
+#include "rms_norm.h"
+
+#include "device/reduce.cuh"
+#include "device/row.cuh"
+
+namespace cuops {
+
+// 1 / sqrt(mean(x^2) + eps) as a product: `scale` is a power of two, other than 1 only where squares left the range of Acc.
+template <class Acc>
+struct Rstd {
+  Acc scale, value;
+};
+
+template <class Acc>
+struct Range;
+template <>
+struct Range<float> {
+  static constexpr float kSmallest = 1e-18f, kLargest = 3e38f;
+  
+};
+template <>
+struct Range<double> {
+  static constexpr double kSmallest = 1e-280, kLargest = 1e308;
+  
+};
+
+// The careful way, for rows whose squares overflow or drown: brings the larger of the row and sqrt(eps) near 1, exactly.
+// Out of line and from memory, so that ordinary rows pay nothing for it.
+template <class T>
+__device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long n, const RmsNormFwdParams& p, const Cluster& cluster) {
+  using Acc = Accumulator<T>;
+  const long long first = cluster.rank * blockDim.x + threadIdx.x, step = cluster.size * blockDim.x;
+  Acc largest = p.sqrt_eps;
+#pragma unroll 1
+  for (long long i = first; i < n; i += step) largest = Max()(largest, abs(convert<Acc>(x[i])));
+  largest = reduce_row(largest, cluster, Max());
+  const Acc scale = isinf(largest) ? Acc(1) : power_of_two_to_one(largest);
+  Acc sum = 0;
+#pragma unroll 1
+  for (long long i = first; i < n; i += step) sum += convert<Acc>(x[i]) * scale * (convert<Acc>(x[i]) * scale);
+  const Acc mean_eps = reduce_row(sum, cluster, Sum()) * Acc(p.inverse_n) + Acc(p.eps) * scale * scale;
+  return {scale, mean_eps == Acc(0) ? Acc(0) : rsqrt_rn(mean_eps)};  // zeros give zeros, also with eps = 0
+}
+
+// kResident vectors a thread stay in registers between the two passes over the row; 0 reads the row again instead.
+template <class T, int kResident, bool kAligned>
+__device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
+  using Acc = Accumulator<T>;
+  using Index = Select<kResident != 0, int, long long>;
+  constexpr int kWidth = kVectorWidth<T>;
+  const Cluster cluster;
+  const long long row = static_cast<long long>(blockIdx.x / cluster.size) * blockDim.y + threadIdx.y;
+  const Row<T, kAligned, Index> x(p.x, row, p.n), y(p.y, row, p.n);
+  const Index first = cluster.rank * blockDim.x + threadIdx.x, step = cluster.size * blockDim.x;
+  const Index end = row < p.rows ? x.windows() : 0;
+
+  Vector<T> held[kResident > 0 ? kResident : 1];
+#pragma unroll
+  for (int i = 0; i < kResident; ++i) {
+    held[i] = first + i * step < end ? x.load(x.start(first + i * step)) : Vector<T>{};
+  }
+  auto for_each = [&](auto&& visit) {
+    if constexpr (kResident > 0) {
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) visit(first + i * step, held[i]);
+    } else {
+      for (Index window = first; window < end; window += step) visit(window, x.load(x.start(window)));
+    }
+  };
+
+  Acc sum = 0;
+  for_each([&](Index, const Vector<T>& v) {
+    const auto wide = convert<Acc>(v);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * wide.at[j];
+  });
+  sum = reduce_row(sum, cluster, Sum());
+  const Acc mean_eps = sum * Acc(p.inverse_n) + Acc(p.eps);
+  Rstd<Acc> rstd{Acc(1), rsqrt_rn(mean_eps)};
+  if (!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)) {
+    rstd = careful_rstd(x.data, row < p.rows ? p.n : 0, p, cluster);
+  }
+
+  for_each([&](Index window, const Vector<T>& v) {
+    if (window >= end) return;
+    const Index start = x.start(window);
+    auto wide = convert<Acc>(v);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd.scale * rstd.value;
+    if (p.weight) {
+      const auto weight = load_parameters<T, kAligned, Index>(p.weight, p.weight_wide, start, p.n);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) wide.at[j] *= weight.at[j];
+    }
+    y.store(start, convert<T>(wide));
+  });
+}
+
+}  // namespace cuops
+
+#define RMS_NORM_FWD(name, T, kResident, layout, kAligned)                                        \
+  extern "C" __global__ void rms_norm_fwd_##name##_##kResident##_##layout(cuops::RmsNormFwdParams p) { \
+    cuops::rms_norm_fwd<T, kResident, kAligned>(p);                                               \
+  }
+#define RMS_NORM_FWD_OF(name, T)               \
+  RMS_NORM_FWD(name, T, 1, aligned, true)      \
+  RMS_NORM_FWD(name, T, 2, aligned, true)      \
+  RMS_NORM_FWD(name, T, 4, aligned, true)      \
+  RMS_NORM_FWD(name, T, 8, aligned, true)      \
+  RMS_NORM_FWD(name, T, 0, aligned, true)      \
+  RMS_NORM_FWD(name, T, 1, unaligned, false)   \
+  RMS_NORM_FWD(name, T, 4, unaligned, false)   \
+  RMS_NORM_FWD(name, T, 0, unaligned, false)
+
+RMS_NORM_FWD_OF(f64, double)
+RMS_NORM_FWD_OF(f32, float)
+RMS_NORM_FWD_OF(f16, __half)
+RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
