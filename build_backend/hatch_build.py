@@ -31,7 +31,7 @@ class BackendContents(BuildHookInterface):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        cuda = table.read(root / "cuda.toml")[self.metadata.name.removeprefix("cuops-")]
+        cuda = table.row(self.metadata.name.removeprefix("cuops-"), self.metadata.config["tool"]["cuops"])
         machine = os.environ.get("CUOPS_BUILD_MACHINE") or platform.machine()
         jobs = len(os.sched_getaffinity(0))
         library = build_library(root / "csrc", pack(compile_images(cuda, root / "csrc", jobs)), machine, jobs)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from . import table
 from .table import Cuda
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"build_backend": "../../build_backend", "csrc": "../../csrc", "cuda.toml": "../../cuda.toml", "LICENSE": "../../LICENSE"}
+SHARED = ("build_backend", "csrc")
 
 BUILD_REQUIRES = ("hatchling==1.33.0", "hatch-vcs==0.5.0", "setuptools-scm==10.3.4", "tomli==2.2.1; python_version < '3.11'")
 COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "lz4==4.4.5", "ziglang==0.17.0")
@@ -41,6 +43,9 @@ version = {{ source = "vcs", raw-options = {{ root = "../..", version_scheme = "
 metadata.hooks.custom = {{ path = "build_backend/hatch_build.py", dependencies = ["apache-tvm-ffi>=0.1.9,<0.2"] }}
 build.hooks.custom.path = "build_backend/hatch_build.py"
 build.targets.wheel.bypass-selection = true
+
+[tool.cuops]
+{row}
 """
 
 README = """\
@@ -67,20 +72,22 @@ def docs_table(rows: dict[str, Cuda]) -> str:
 
 def derived(rows: dict[str, Cuda]) -> dict[Path, str]:
     """Every derived file, and what must be in it."""
-    files = {Path("docs/cuda-versions.md"): docs_table(rows)}
+    license_text = (ROOT / "LICENSE").read_text()
+    files = {Path("docs/cuda-versions.md"): docs_table(rows), Path("packages/cuops/LICENSE"): license_text}
     for c in rows.values():
         folder = Path("packages") / c.distribution
+        row = "\n".join(f"{name} = {json.dumps(value)}" for name, value in asdict(c).items() if name != "name")
         requires = "\n".join(f'  "{requirement}",' for requirement in (*BUILD_REQUIRES, *COMPILER_REQUIRES, *c.wheels))
-        files[folder / "pyproject.toml"] = PYPROJECT.format(c=c, requires=requires)
+        files[folder / "pyproject.toml"] = PYPROJECT.format(c=c, requires=requires, row=row)
+        files[folder / "LICENSE"] = license_text
         files[folder / "README.md"] = README.format(c=c, capabilities=capability(c.architectures[0]))
     return files
 
 
 def links(rows: dict[str, Cuda]) -> dict[Path, str]:
-    """The links to what packages share, which a source distribution holds as files."""
-    found = {Path("packages/cuops") / name: SHARED[name] for name in ("build_backend", "LICENSE")}
-    for c in rows.values():
-        found.update({Path("packages") / c.distribution / name: target for name, target in SHARED.items()})
+    """The links to the folders that packages share, which a source distribution holds as folders."""
+    found = {Path("packages/cuops/build_backend"): "../../build_backend"}
+    found.update({Path("packages") / c.distribution / name: f"../../{name}" for c in rows.values() for name in SHARED})
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 try:
     import tomllib
@@ -32,10 +33,11 @@ class Cuda:
         return f"cuops_{self.name}"
 
 
+def row(name: str, fields: dict[str, Any]) -> Cuda:
+    """A row from its fields as TOML has them."""
+    return Cuda(name, **{**fields, "wheels": tuple(fields["wheels"]), "architectures": tuple(fields["architectures"])})
+
+
 def read(path: Path) -> dict[str, Cuda]:
     """The rows of the table at `path` by name, from the oldest to the newest CUDA version."""
-    rows = tomllib.loads(path.read_text())
-    return {
-        name: Cuda(name, **{**row, "wheels": tuple(row["wheels"]), "architectures": tuple(row["architectures"])})
-        for name, row in rows.items()
-    }
+    return {name: row(name, fields) for name, fields in tomllib.loads(path.read_text()).items()}
