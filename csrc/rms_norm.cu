@@ -51,9 +51,10 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
   constexpr int kWidth = kVectorWidth<T>;
   const Cluster cluster;
   const long long row = static_cast<long long>(blockIdx.x / cluster.size) * blockDim.y + threadIdx.y;
-  const Row<T, kAligned, Index> x(p.x, row, p.n), y(p.y, row, p.n);
+  const bool active = row < p.rows;
+  Row<T, kAligned, Index> x(p.x, row, p.n);
   const Index first = cluster.rank * blockDim.x + threadIdx.x, step = cluster.size * blockDim.x;
-  const Index end = row < p.rows ? x.windows() : 0;
+  const Index end = active ? x.windows() : 0;
 
   Vector<T> held[kResident > 0 ? kResident : 1];
 #pragma unroll
@@ -65,24 +66,44 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
 #pragma unroll
       for (int i = 0; i < kResident; ++i) visit(first + i * step, held[i]);
     } else {
-      for (Index window = first; window < end; window += step) visit(window, x.load(x.start(window)));
+#pragma unroll 4
+      for (Index window = first; window < end; window += step) {
+        Vector<T> v = x.load(x.start(window));
+        visit(window, v);
+      }
     }
   };
 
   Acc sum = 0;
-  for_each([&](Index, const Vector<T>& v) {
-    const auto wide = convert<Acc>(v);
+  if (p.residual.data) {
+    const Row<T, kAligned, Index> residual(p.residual, row, p.n), h(p.h, row, p.n);
+    for_each([&](Index window, Vector<T>& v) {
+      if (window >= end) return;
+      const auto r = residual.load(x.start(window));
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * wide.at[j];
-  });
+      for (int j = 0; j < kWidth; ++j) {
+        v.at[j] = convert<T>(convert<Acc>(v.at[j]) + convert<Acc>(r.at[j]));
+        sum += convert<Acc>(v.at[j]) * convert<Acc>(v.at[j]);
+      }
+      h.store(x.start(window), v);
+    });
+    x.data = h.data;  // what the later passes normalise
+  } else {
+    for_each([&](Index, Vector<T>& v) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum += convert<Acc>(v.at[j]) * convert<Acc>(v.at[j]);
+    });
+  }
   sum = reduce_row(sum, cluster, Sum());
   const Acc mean_eps = sum * Acc(p.inverse_n) + Acc(p.eps);
   Rstd<Acc> rstd{Acc(1), rsqrt_rn(mean_eps)};
   if (!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)) {
-    rstd = careful_rstd(x.data, row < p.rows ? p.n : 0, p, cluster);
+    rstd = careful_rstd(x.data, active ? p.n : 0, p, cluster);
   }
+  if (p.rstd && active && first == 0) static_cast<Acc*>(p.rstd)[row] = rstd.scale * rstd.value;
 
-  for_each([&](Index window, const Vector<T>& v) {
+  void* const y = static_cast<char*>(p.y.data) + offset_of(p.y, row) * size_of(p.y_dtype);
+  for_each([&](Index window, Vector<T>& v) {
     if (window >= end) return;
     const Index start = x.start(window);
     auto wide = convert<Acc>(v);
@@ -91,9 +112,18 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
     if (p.weight) {
       const auto weight = load_parameters<T, kAligned, Index>(p.weight, p.weight_wide, start, p.n);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] *= weight.at[j];
+      for (int j = 0; j < kWidth; ++j) wide.at[j] *= weight.at[j] + Acc(p.weight_offset);
     }
-    y.store(start, convert<T>(wide));
+    if (p.bias) {
+      const auto bias = load_parameters<T, kAligned, Index>(p.bias, p.bias_wide, start, p.n);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) wide.at[j] += bias.at[j];
+    }
+    if (p.y_dtype == kDTypeOf<T>) {
+      Row<T, kAligned, Index>(static_cast<T*>(y), p.n).store(start, convert<T>(wide));
+    } else {
+      store_as<kAligned>(p.y_dtype, y, start, p.n, wide);
+    }
   });
 }
 
@@ -103,17 +133,24 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
   extern "C" __global__ void rms_norm_fwd_##name##_##kResident##_##layout(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd<T, kResident, kAligned>(p);                                               \
   }
-#define RMS_NORM_FWD_OF(name, T)               \
-  RMS_NORM_FWD(name, T, 1, aligned, true)      \
-  RMS_NORM_FWD(name, T, 2, aligned, true)      \
-  RMS_NORM_FWD(name, T, 4, aligned, true)      \
-  RMS_NORM_FWD(name, T, 8, aligned, true)      \
-  RMS_NORM_FWD(name, T, 0, aligned, true)      \
-  RMS_NORM_FWD(name, T, 1, unaligned, false)   \
-  RMS_NORM_FWD(name, T, 4, unaligned, false)   \
-  RMS_NORM_FWD(name, T, 0, unaligned, false)
 
-RMS_NORM_FWD_OF(f64, double)
-RMS_NORM_FWD_OF(f32, float)
-RMS_NORM_FWD_OF(f16, __half)
-RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
+RMS_NORM_FWD(f64, double, 1, aligned, true)
+RMS_NORM_FWD(f64, double, 4, aligned, true)
+RMS_NORM_FWD(f64, double, 0, aligned, true)
+RMS_NORM_FWD(f64, double, 4, unaligned, false)
+RMS_NORM_FWD(f64, double, 0, unaligned, false)
+RMS_NORM_FWD(f32, float, 1, aligned, true)
+RMS_NORM_FWD(f32, float, 4, aligned, true)
+RMS_NORM_FWD(f32, float, 0, aligned, true)
+RMS_NORM_FWD(f32, float, 4, unaligned, false)
+RMS_NORM_FWD(f32, float, 0, unaligned, false)
+RMS_NORM_FWD(f16, __half, 1, aligned, true)
+RMS_NORM_FWD(f16, __half, 4, aligned, true)
+RMS_NORM_FWD(f16, __half, 0, aligned, true)
+RMS_NORM_FWD(f16, __half, 4, unaligned, false)
+RMS_NORM_FWD(f16, __half, 0, unaligned, false)
+RMS_NORM_FWD(bf16, __nv_bfloat16, 1, aligned, true)
+RMS_NORM_FWD(bf16, __nv_bfloat16, 4, aligned, true)
+RMS_NORM_FWD(bf16, __nv_bfloat16, 0, aligned, true)
+RMS_NORM_FWD(bf16, __nv_bfloat16, 4, unaligned, false)
+RMS_NORM_FWD(bf16, __nv_bfloat16, 0, unaligned, false)

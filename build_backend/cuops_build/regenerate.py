@@ -48,6 +48,15 @@ build.targets.wheel.bypass-selection = true
 {row}
 """
 
+KNOWN_BACKENDS = '''\
+"""Derived from cuda.toml; change that, then run `nox -s regenerate`."""
+
+# The CUDA version that a driver must know to run a backend, from the oldest to the newest backend.
+LEAST_DRIVER = {{
+{rows}
+}}
+'''
+
 README = """\
 # {c.distribution}
 
@@ -73,7 +82,12 @@ def docs_table(rows: dict[str, Cuda]) -> str:
 def derived(rows: dict[str, Cuda]) -> dict[Path, str]:
     """Every derived file, and what must be in it."""
     license_text = (ROOT / "LICENSE").read_text()
-    files = {Path("docs/cuda-versions.md"): docs_table(rows), Path("packages/cuops/LICENSE"): license_text}
+    least = "\n".join(f'    "{c.name}": ({c.driver_cuda.replace(".", ", ")}),' for c in rows.values())
+    files = {
+        Path("packages/cuops/src/cuops/_known_backends.py"): KNOWN_BACKENDS.format(rows=least),
+        Path("docs/cuda-versions.md"): docs_table(rows),
+        Path("packages/cuops/LICENSE"): license_text,
+    }
     for c in rows.values():
         folder = Path("packages") / c.distribution
         row = "\n".join(f"{name} = {json.dumps(value)}" for name, value in asdict(c).items() if name != "name")

@@ -27,6 +27,10 @@ using Select = typename SelectOf<kFirst, A, B>::type;
 template <class T>
 struct Pointee;
 template <class T>
+struct Pointee<T*> {
+  using type = T;
+};
+template <class T>
 struct Pointee<const T*> {
   using type = T;
 };

@@ -16,12 +16,18 @@ __device__ __noinline__ Vector<T> load_within(const T* data, long long start, lo
   }
   return v;
 }
-template <class T>
-__device__ __noinline__ void store_within(T* data, long long start, long long n, Vector<T> v) {
+template <class T, int kWidth>
+__device__ __noinline__ void store_within(T* data, long long start, long long n, Pack<T, kWidth> v) {
 #pragma unroll
-  for (int j = 0; j < kVectorWidth<T>; ++j) {
+  for (int j = 0; j < kWidth; ++j) {
     if (0 <= start + j && start + j < n) data[start + j] = v.at[j];
   }
+}
+
+// Where a row starts, in elements. Rows of two strides number less than 2^32.
+__device__ inline long long offset_of(const Rows& rows, long long row) {
+  const long long outer = row < rows.inner ? 0 : static_cast<unsigned>(row) / static_cast<unsigned>(rows.inner);
+  return outer * rows.outer_stride + (row - outer * rows.inner) * rows.stride;
 }
 
 // kAligned promises that every row starts at a multiple of 16 bytes and is a whole number of vectors. Otherwise the row
@@ -30,13 +36,12 @@ template <class T, bool kAligned, class Index>
 struct Row {
   static constexpr int kWidth = kVectorWidth<T>;
 
-  T* data;
-  Index n;
-  int shift;  // elements that the first window reaches before the row
+  T* data = nullptr;
+  Index n = 0;
+  int shift = 0;  // elements that the first window reaches before the row
 
-  __device__ Row(const Rows& rows, long long row, long long n) : n(n), shift(0) {
-    const long long outer = row < rows.inner ? 0 : static_cast<unsigned>(row) / static_cast<unsigned>(rows.inner);
-    data = static_cast<T*>(rows.data) + outer * rows.outer_stride + (row - outer * rows.inner) * rows.stride;
+  __device__ Row(const Rows& rows, long long row, long long n) : Row(static_cast<T*>(rows.data) + offset_of(rows, row), n) {}
+  __device__ Row(T* data, long long n) : data(data), n(n) {
     if constexpr (!kAligned) shift = (reinterpret_cast<unsigned long long>(data) & 15) / sizeof(T);
   }
 
@@ -60,6 +65,25 @@ struct Row {
     return kAligned || (start >= 0 && start + kWidth <= n && !(reinterpret_cast<unsigned long long>(data + start) & 15));
   }
 };
+
+// Stores to a row of any dtype; `data` is its first element.
+template <bool kAligned, class Acc, int kWidth>
+__device__ __noinline__ void store_as(DType dtype, void* data, long long start, long long n, Pack<Acc, kWidth> v) {
+  auto store = [&](auto* to) {
+    using U = typename Pointee<decltype(to)>::type;
+    if constexpr (kAligned) {
+      *reinterpret_cast<Pack<U, kWidth>*>(to + start) = convert<U>(v);
+    } else {
+      store_within(to, start, n, convert<U>(v));
+    }
+  };
+  switch (dtype) {
+    case kFloat64: return store(static_cast<double*>(data));
+    case kFloat32: return store(static_cast<float*>(data));
+    case kFloat16: return store(static_cast<__half*>(data));
+    case kBFloat16: return store(static_cast<__nv_bfloat16*>(data));
+  }
+}
 
 // Parameters (a weight, say) for the elements from `start` on; outside [0, n) anything. They have the row's dtype or that of its sums.
 template <class T, bool kAligned, class Index>

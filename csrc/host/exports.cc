@@ -1,10 +1,14 @@
-// What the library says of itself.
+// What operators in Python need beside the kernels.
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/dtype.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
 
 #include "image.h"
+#include "tensor.h"
 
 namespace cuops {
+namespace {
 
 // One line an image: operator, "sm" or "ptx", compute capability, bytes.
 tvm::ffi::String describe_images() {
@@ -15,6 +19,38 @@ tvm::ffi::String describe_images() {
   return text;
 }
 
+// Whether kernels can read the rows where they are.
+bool rows_are_readable(TensorView t) { return t.ndim() > 0 && t.numel() > 0 ? find_rows(t).has_value() : true; }
+
+struct DeviceAllocator {
+  void AllocData(DLTensor* tensor) {
+    const ContextGuard context(tensor->device.device_id);
+    CUdeviceptr at = 0;
+    const std::size_t bytes = tvm::ffi::GetDataSize(*tensor);
+    if (bytes > 0) check(driver().MemAlloc(&at, bytes), "cuMemAlloc");
+    tensor->data = reinterpret_cast<void*>(at);
+  }
+  void FreeData(DLTensor* tensor) {
+    if (tensor->data == nullptr) return;
+    const ContextGuard context(tensor->device.device_id);
+    driver().MemFree(reinterpret_cast<CUdeviceptr>(tensor->data));
+  }
+};
+
+tvm::ffi::Tensor empty(tvm::ffi::Shape shape, DLDataType dtype, int64_t device) {
+  return tvm::ffi::Tensor::FromNDAlloc(DeviceAllocator(), shape, dtype, DLDevice{kDLCUDA, static_cast<int>(device)});
+}
+
+// Waits for the work of this library's calls on the default stream of a GPU.
+void synchronize(int64_t device) {
+  const ContextGuard context(static_cast<int>(device));
+  check(driver().StreamSynchronize(current_stream({kDLCUDA, static_cast<int>(device)})), "cuStreamSynchronize");
+}
+
+}  // namespace
 }  // namespace cuops
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe_images, cuops::describe_images);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rows_are_readable, cuops::rows_are_readable);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(empty, cuops::empty);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(synchronize, cuops::synchronize);

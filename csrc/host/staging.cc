@@ -7,57 +7,50 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 namespace cuops {
 namespace {
 
 constexpr std::int64_t kLargestChunk = 4 << 20, kSmallestChunk = 256 << 10;  // bytes; a chunk holds at least one row
-constexpr unsigned kMaxWorkers = 8;                                          // saturate PCIe with copies to and from staging
+constexpr unsigned kMaxWorkers = 8;                                          // enough to fill staging as fast as PCIe empties it
+constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
 
-// One chunk's way through the GPU: page-locked memory on the host, memory on the device, a stream. Kept for the next call.
+// One chunk's way through the GPU: page-locked memory on the host, as much on the device, a stream.
 class Lane {
  public:
-  explicit Lane(int device) : device_(device) {
-    const ContextGuard context(device_);
+  explicit Lane(int device) {
+    const ContextGuard context(device);
     check(driver().StreamCreate(&stream, 1), "cuStreamCreate");
   }
   Lane(const Lane&) = delete;
-
-  void reserve(std::size_t in_bytes, std::size_t out_bytes) {
-    grow(&in, &in_size_, in_bytes);
-    grow(&out, &out_size_, out_bytes);
-    const std::size_t staging = std::max(in_bytes, out_bytes);
-    if (staging > staging_size_) {
-      if (this->staging) check(driver().MemFreeHost(this->staging), "cuMemFreeHost");
-      this->staging = nullptr;
-      staging_size_ = 0;
-      void* p;
-      check(driver().MemHostAlloc(&p, staging, 1), "cuMemHostAlloc");
-      this->staging = static_cast<char*>(p);
-      staging_size_ = staging;
-    }
+  ~Lane() {  // after a failure only: lanes that work go back to the pool
+    if (on_device) driver().MemFree(on_device);
+    if (on_host) driver().MemFreeHost(on_host);
   }
 
-  char* staging = nullptr;
-  CUdeviceptr in = 0, out = 0;
+  void reserve(std::int64_t bytes) {
+    if (bytes <= size_) return;
+    size_ = 0;
+    if (on_device) check(driver().MemFree(on_device), "cuMemFree");
+    on_device = 0;
+    if (on_host) check(driver().MemFreeHost(on_host), "cuMemFreeHost");
+    on_host = nullptr;
+    check(driver().MemAlloc(&on_device, bytes), "cuMemAlloc");
+    void* host;
+    check(driver().MemHostAlloc(&host, bytes, 1), "cuMemHostAlloc");
+    on_host = static_cast<char*>(host);
+    size_ = bytes;
+  }
+
+  char* on_host = nullptr;
+  CUdeviceptr on_device = 0;
   CUstream stream = nullptr;
 
  private:
-  void grow(CUdeviceptr* memory, std::size_t* size, std::size_t wanted) {
-    if (wanted <= *size) return;
-    if (*memory) check(driver().MemFree(*memory), "cuMemFree");
-    *memory = 0;
-    *size = 0;
-    check(driver().MemAlloc(memory, wanted), "cuMemAlloc");
-    *size = wanted;
-  }
-
-  int device_;
-  std::size_t in_size_ = 0, out_size_ = 0, staging_size_ = 0;
+  std::int64_t size_ = 0;
 };
 
-// Lanes outlive calls, because page-locking costs more than copying; they are the process's, never returned to the driver.
+// Lanes outlive calls, because page-locking costs more than copying.
 class LanePool {
  public:
   std::unique_ptr<Lane> take(int device) {
@@ -87,11 +80,6 @@ LanePool& pool() {
   return *lanes;
 }
 
-bool page_locked(const void* p) {
-  unsigned type = 0;
-  return driver().PointerGetAttribute(&type, 2, reinterpret_cast<CUdeviceptr>(p)) == 0 && type == 1;
-}
-
 void copy_rows(char* to, std::int64_t to_stride, const char* from, std::int64_t from_stride, std::int64_t rows, std::int64_t bytes) {
   if (to_stride == bytes && from_stride == bytes) {
     std::memcpy(to, from, rows * bytes);
@@ -100,45 +88,85 @@ void copy_rows(char* to, std::int64_t to_stride, const char* from, std::int64_t 
   for (std::int64_t r = 0; r < rows; ++r) std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
 }
 
+// An array's place in a lane, and whether the driver can copy it without staging.
+struct Slot {
+  HostRows rows;
+  std::int64_t offset;
+  bool page_locked;
+
+  char* at(std::int64_t row) const { return rows.data + row * rows.stride; }
+};
+
+bool is_page_locked(const HostRows& rows) {
+  unsigned type = 0;
+  constexpr int kMemoryType = 2, kHost = 1;
+  return rows.stride == rows.bytes && driver().PointerGetAttribute(&type, kMemoryType, reinterpret_cast<CUdeviceptr>(rows.data)) == 0 &&
+         type == kHost;
+}
+
+void upload(const Lane& lane, const Slot& slot, std::int64_t first, std::int64_t count) {
+  char* from = slot.at(first);
+  if (!slot.page_locked) {
+    copy_rows(lane.on_host + slot.offset, slot.rows.bytes, from, slot.rows.stride, count, slot.rows.bytes);
+    from = lane.on_host + slot.offset;
+  }
+  check(driver().MemcpyHtoDAsync(lane.on_device + slot.offset, from, count * slot.rows.bytes, lane.stream), "cuMemcpyHtoDAsync");
+}
+
+void download(const Lane& lane, const Slot& slot, std::int64_t first, std::int64_t count) {
+  char* const to = slot.page_locked ? slot.at(first) : lane.on_host + slot.offset;
+  check(driver().MemcpyDtoHAsync(to, lane.on_device + slot.offset, count * slot.rows.bytes, lane.stream), "cuMemcpyDtoHAsync");
+}
+
 }  // namespace
 
-void stream_rows(int device, const HostRows& in, const HostRows& out, std::int64_t rows, std::int64_t in_row_bytes,
-                 std::int64_t out_row_bytes,
-                 const std::function<void(CUdeviceptr, CUdeviceptr, std::int64_t, CUstream)>& compute) {
+void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inputs, const std::vector<HostRows>& outputs,
+                 const ComputeChunk& compute) {
   if (rows == 0) return;
-  const Driver& d = driver();
-  const std::int64_t row_bytes = std::max(in_row_bytes, out_row_bytes);
+  const ContextGuard context(device);
+  std::int64_t row_bytes = 0;
+  for (const auto* arrays : {&inputs, &outputs})
+    for (const HostRows& array : *arrays) row_bytes = std::max(row_bytes, array.bytes);
   const unsigned most_workers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxWorkers);
   const std::int64_t chunk_bytes = std::clamp(rows * row_bytes / (2 * most_workers), kSmallestChunk, kLargestChunk);
   const std::int64_t chunk = std::clamp<std::int64_t>(chunk_bytes / std::max<std::int64_t>(row_bytes, 1), 1, rows);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
-  const ContextGuard context(device);
-  const bool in_locked = in.stride == in_row_bytes && page_locked(in.data);
-  const bool out_locked = out.stride == out_row_bytes && page_locked(out.data);
+
+  std::int64_t lane_bytes = 0;
+  auto place = [&](const std::vector<HostRows>& arrays) {
+    std::vector<Slot> slots;
+    for (const HostRows& array : arrays) {
+      slots.push_back({array, lane_bytes, is_page_locked(array)});
+      lane_bytes += (chunk * array.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    return slots;
+  };
+  const std::vector<Slot> ins = place(inputs), outs = place(outputs);
 
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr failure;
-  std::mutex failure_mutex;
   auto work = [&] {
     try {
       const ContextGuard worker_context(device);
       auto lane = pool().take(device);
-      lane->reserve(chunk * in_row_bytes, chunk * out_row_bytes);
+      lane->reserve(lane_bytes);
+      std::vector<CUdeviceptr> in, out;
+      for (const Slot& slot : ins) in.push_back(lane->on_device + slot.offset);
+      for (const Slot& slot : outs) out.push_back(lane->on_device + slot.offset);
       for (std::int64_t c; !failed && (c = next++) < chunks;) {
         const std::int64_t first = c * chunk, count = std::min(chunk, rows - first);
-        char* const from = in.data + first * in.stride;
-        char* const to = out.data + first * out.stride;
-        if (!in_locked) copy_rows(lane->staging, in_row_bytes, from, in.stride, count, in_row_bytes);
-        check(d.MemcpyHtoDAsync(lane->in, in_locked ? from : lane->staging, count * in_row_bytes, lane->stream), "cuMemcpyHtoDAsync");
-        compute(lane->in, lane->out, count, lane->stream);
-        check(d.MemcpyDtoHAsync(out_locked ? to : lane->staging, lane->out, count * out_row_bytes, lane->stream), "cuMemcpyDtoHAsync");
-        check(d.StreamSynchronize(lane->stream), "cuStreamSynchronize");
-        if (!out_locked) copy_rows(to, out.stride, lane->staging, out_row_bytes, count, out_row_bytes);
+        for (const Slot& slot : ins) upload(*lane, slot, first, count);
+        compute(in.data(), out.data(), count, lane->stream);
+        for (const Slot& slot : outs) download(*lane, slot, first, count);
+        check(driver().StreamSynchronize(lane->stream), "cuStreamSynchronize");
+        for (const Slot& slot : outs) {
+          if (slot.page_locked) continue;
+          copy_rows(slot.at(first), slot.rows.stride, lane->on_host + slot.offset, slot.rows.bytes, count, slot.rows.bytes);
+        }
       }
       pool().give(device, std::move(lane));
     } catch (...) {
-      const std::lock_guard<std::mutex> lock(failure_mutex);
       if (!failed.exchange(true)) failure = std::current_exception();
     }
   };

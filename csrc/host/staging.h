@@ -3,21 +3,23 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "driver.h"
 
 namespace cuops {
 
-// Rows of `row_bytes` in host memory, `stride` bytes apart.
+// Rows of `bytes` in host memory, `stride` bytes apart.
 struct HostRows {
   char* data;
-  std::int64_t stride;
+  std::int64_t stride, bytes;
 };
 
-// Calls `compute(in, out, rows, stream)` on device memory for consecutive chunks of rows; `in` and `out` may be the same rows.
-void stream_rows(int device, const HostRows& in, const HostRows& out, std::int64_t rows, std::int64_t in_row_bytes,
-                 std::int64_t out_row_bytes,
-                 const std::function<void(CUdeviceptr in, CUdeviceptr out, std::int64_t rows, CUstream stream)>& compute);
+// Calls `compute` on device memory for consecutive chunks of rows: one pointer for each of `inputs`, one for each of
+// `outputs`. An output may be an input. Returns when all outputs are written.
+using ComputeChunk = std::function<void(const CUdeviceptr* in, const CUdeviceptr* out, std::int64_t rows, CUstream stream)>;
+void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inputs, const std::vector<HostRows>& outputs,
+                 const ComputeChunk& compute);
 
 // Memory of the current context's GPU for the length of one call.
 class DeviceMemory {

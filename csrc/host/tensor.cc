@@ -2,6 +2,8 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <algorithm>
+
 #include "error.h"
 
 namespace cuops {
@@ -25,11 +27,6 @@ DType dtype_of(TensorView t, const char* name) {
   }
   raise("TypeError", std::string(name) + ": expected float64, float32, float16 or bfloat16, got " +
                          std::string(tvm::ffi::DLDataTypeToString(d)));
-}
-
-std::size_t size_of(DType dtype) {
-  constexpr std::size_t sizes[] = {8, 4, 2, 2};
-  return sizes[dtype];
 }
 
 const char* name_of(DType dtype) {
@@ -57,11 +54,9 @@ void expect_at_least_1d(TensorView t, const char* name) {
   if (t.ndim() == 0) raise("ValueError", std::string(name) + ": expected at least 1 dimension, got 0");
 }
 
-Rows rows_of(TensorView t, const char* name) {
+std::optional<Rows> find_rows(TensorView t) {
   const int leading = t.ndim() - 1;
-  if (t.size(leading) > 1 && t.stride(leading) != 1) {
-    raise("ValueError", std::string(name) + ": expected a contiguous last dimension, got stride " + std::to_string(t.stride(leading)));
-  }
+  if (t.size(leading) > 1 && t.stride(leading) != 1) return std::nullopt;
   // Neighbouring dimensions that one stride walks count as one; from the innermost outwards.
   std::int64_t sizes[2] = {1, 1}, strides[2] = {0, 0};
   int level = -1;
@@ -71,17 +66,23 @@ Rows rows_of(TensorView t, const char* name) {
       sizes[level] *= t.size(i);
       continue;
     }
-    if (++level == 2) raise("ValueError", std::string(name) + ": its rows need more than two strides; pass a contiguous copy");
+    if (++level == 2) return std::nullopt;
     sizes[level] = t.size(i);
     strides[level] = t.stride(i);
   }
-  // One level of rows never reaches the outer stride, whatever `inner` is: let it be larger than any row count.
-  return {data_of(t), level < 1 ? INT64_MAX : sizes[0], strides[0], strides[1]};
+  if (level < 1) return Rows{data_of(t), INT64_MAX, strides[0], 0};  // never reaches an outer stride
+  if (sizes[0] * sizes[1] > UINT32_MAX) return std::nullopt;
+  return Rows{data_of(t), sizes[0], strides[0], strides[1]};
 }
 
-bool vectors_fit(const Rows& rows, std::int64_t n, DType dtype) {
-  const std::int64_t width = 16 / size_of(dtype);
-  return aligned16(rows.data) && n % width == 0 && rows.stride % width == 0 && rows.outer_stride % width == 0;
+Rows rows_of(TensorView t, const char* name) {
+  if (const auto rows = find_rows(t)) return *rows;
+  raise("ValueError", std::string(name) + ": expected a contiguous last dimension and rows of at most two strides; pass a contiguous copy");
+}
+
+bool vectors_fit(const Rows& rows, int width, DType dtype) {
+  const std::uintptr_t alignment = std::min(16, width * size_of(dtype));
+  return reinterpret_cast<std::uintptr_t>(rows.data) % alignment == 0 && rows.stride % width == 0 && rows.outer_stride % width == 0;
 }
 
 CUstream current_stream(DLDevice device) {

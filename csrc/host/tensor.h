@@ -4,6 +4,7 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/optional.h>
 
+#include <optional>
 #include <string>
 
 #include "driver.h"
@@ -15,7 +16,6 @@ namespace cuops {
 using TensorView = tvm::ffi::TensorView;
 
 DType dtype_of(TensorView t, const char* name);  // TypeError
-std::size_t size_of(DType dtype);
 const char* name_of(DType dtype);
 
 // The sums' dtype: float32, and float64 for float64.
@@ -27,11 +27,12 @@ void expect_at_least_1d(TensorView t, const char* name);
 
 inline char* data_of(TensorView t) { return static_cast<char*>(t.data_ptr()) + t.byte_offset(); }
 
-// The leading dimensions as rows. ValueError where the last dimension has gaps or the rows need more than two strides.
-Rows rows_of(TensorView t, const char* name);
+// The leading dimensions as rows; nothing where the last dimension has gaps or the rows need more than two strides.
+std::optional<Rows> find_rows(TensorView t);
+Rows rows_of(TensorView t, const char* name);  // ValueError instead
 
-// Whether every row starts at a multiple of 16 bytes and is a whole number of 16-byte vectors.
-bool vectors_fit(const Rows& rows, std::int64_t n, DType dtype);
+// Whether every row starts where a vector of `width` elements may be read at once.
+bool vectors_fit(const Rows& rows, int width, DType dtype);
 inline bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 // The stream that the caller's framework works on.

@@ -1,0 +1,66 @@
+"""Checks of arguments that operators share. Every error names the argument, what it got, and what is accepted."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from typing import Any
+
+from ._torch import torch
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES} if torch else {}
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a torch tensor, torch being optional."""
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_ndarray(value: Any) -> bool:
+    """Whether `value` is a NumPy array. NumPy is not imported for the question: that takes longer than all of cuops."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def dtype_name(dtype: Any) -> str:
+    """float32 for torch.float32, numpy.float32 and the like."""
+    return TORCH_DTYPES.get(dtype) or str(dtype)
+
+
+def accumulator(dtype_name: str) -> str:
+    """The dtype of the sums: float32, and float64 for float64."""
+    return "float64" if dtype_name == "float64" else "float32"
+
+
+def array(name: str, value: Any, like: Any = None) -> None:
+    """`value` is an array that kernels take, of the kind and on the device of `like`."""
+    if is_tensor(value):
+        if value.layout is not torch.strided:
+            raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
+    elif not is_ndarray(value) and not hasattr(value, "__dlpack_device__"):
+        got = type(value).__qualname__
+        raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")
+    if dtype_name(value.dtype) not in DTYPES:
+        raise TypeError(f"{name}: expected float64, float32, float16 or bfloat16, got {value.dtype}")
+    if like is None:
+        return
+    if is_tensor(value) != is_tensor(like) or is_ndarray(value) != is_ndarray(like):
+        raise TypeError(f"{name}: expected a {type(like).__qualname__} like x, got a {type(value).__qualname__}")
+    if is_tensor(value) and value.device != like.device:
+        raise ValueError(f"{name}: expected a tensor on x's device, {like.device}, got one on {value.device}")
+
+
+def number(name: str, value: Any, least: float = -math.inf) -> None:
+    """`value` is a finite real number, and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
+    if not math.isfinite(value) or value < least:
+        raise ValueError(f"{name}: expected a finite number{f' of at least {least}' if least == 0 else ''}, got {value}")
+
+
+def trailing_shape(name: str, shape: tuple[int, ...], x: Any) -> None:
+    """`shape` is that of the last dimensions of x."""
+    if not 0 < len(shape) <= len(x.shape) or tuple(x.shape)[len(x.shape) - len(shape) :] != shape:
+        raise ValueError(f"{name}: expected the last dimensions of x's shape {tuple(x.shape)}, got {shape}")

@@ -1,0 +1,123 @@
+"""Finds the backends that are installed, chooses one for this driver, and loads its library on first use."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _driver, errors
+from ._known_backends import LEAST_DRIVER
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A package cuops-cuXXX; the fields are those of its row of cuda.toml."""
+
+    name: str
+    version: str
+    cuda: str
+    toolchain: tuple[str, ...]
+    architectures: tuple[int, ...]
+    ptx: int
+    driver: str
+    driver_cuda: str
+    library: Path
+
+    @property
+    def least_driver(self) -> tuple[int, int]:
+        """The CUDA version that a driver must know to run this backend."""
+        major, minor = self.driver_cuda.split(".")
+        return int(major), int(minor)
+
+
+def installed() -> list[Backend]:
+    """The backends in this environment, from the oldest to the newest CUDA version."""
+    from importlib import metadata  # takes longer than the rest of cuops
+
+    found = []
+    for point in metadata.entry_points(group="cuops.backends"):
+        module = point.load()
+        facts = {name: tuple(value) if isinstance(value, list) else value for name, value in module.FACTS.items()}
+        found.append(Backend(**facts, library=module.LIBRARY))
+    return sorted(found, key=lambda backend: [int(part) for part in backend.cuda.split(".")])
+
+
+def suggested() -> str:
+    """The backend package to install for the driver of this machine; cuops-cu121 where there is none."""
+    try:
+        driver = _driver.cuda_version()
+    except errors.CuopsError:
+        return "cuops-cu121"
+    fitting = [name for name, least in LEAST_DRIVER.items() if least <= driver]
+    return f"cuops-{fitting[-1] if fitting else next(iter(LEAST_DRIVER))}"
+
+
+def choose() -> Backend:
+    """The newest backend that the driver supports, or the one that CUOPS_BACKEND names."""
+    backends = installed()
+    forced = os.environ.get("CUOPS_BACKEND")
+    if forced:
+        backends = [backend for backend in backends if backend.name == forced]
+        if not backends:
+            raise errors.ForcedBackendNotFoundError(
+                f"CUOPS_BACKEND is {forced!r}, and cuops-{forced} is not installed", f"pip install cuops-{forced}"
+            )
+    if not backends:
+        raise errors.BackendNotFoundError("no backend of cuops is installed", f"pip install {suggested()}")
+    driver = _driver.cuda_version()
+    fitting = [backend for backend in backends if backend.least_driver <= driver]
+    if not fitting:
+        oldest = backends[0]
+        usable = suggested() if driver >= min(LEAST_DRIVER.values()) and not forced else None
+        raise errors.DriverTooOldError(
+            f"the NVIDIA driver knows CUDA {driver[0]}.{driver[1]}; "
+            f"cuops-{oldest.name} needs CUDA {oldest.driver_cuda} (driver {oldest.driver} or newer)",
+            f"pip install {usable}" if usable else None,
+        )
+    chosen = fitting[-1]
+    from importlib import metadata
+
+    core = metadata.version("cuops")
+    if chosen.version != core:
+        raise errors.VersionMismatchError(
+            f"cuops is {core} and cuops-{chosen.name} is {chosen.version}; they must be of one version",
+            f"pip install --upgrade --force-reinstall cuops-{chosen.name}",
+        )
+    return chosen
+
+
+@functools.cache
+def library() -> Any:
+    """The FFI functions of the chosen backend. Raises one of cuops.errors."""
+    backend = choose()
+    torch = sys.modules.get("torch")
+    if torch is not None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here
+    import tvm_ffi
+
+    for name, cls in errors.from_library().items():
+        tvm_ffi.register_error(name, cls)
+    return tvm_ffi.load_module(str(backend.library))
+
+
+@functools.cache
+def gpu_for_host_arrays() -> int | None:
+    """The GPU that computes on NumPy arrays, or None where there is none, which leaves them to the CPU."""
+    try:
+        if not _driver.gpus():
+            return None
+    except errors.DriverNotFoundError:
+        return None
+    try:
+        library()
+    except errors.CuopsError as error:
+        if os.environ.get("CUOPS_BACKEND"):
+            raise
+        warnings.warn(f"NumPy arrays are computed on the CPU: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    return 0

@@ -1,0 +1,40 @@
+"""CUDA arrays of any library that speaks DLPack (CuPy, JAX): in as they are, results out in the same library."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from . import _backend
+
+CUDA = 2  # kDLCUDA
+
+
+def on_cuda(value: Any) -> bool:
+    """Whether DLPack says that `value` is in the memory of a CUDA GPU."""
+    return bool(value.__dlpack_device__()[0] == CUDA)
+
+
+def view(value: Any) -> Any:
+    """The array as the library sees it; a copy where its last dimension has gaps. The default stream waits for its producer."""
+    library = _backend.library()
+    import tvm_ffi
+
+    seen = tvm_ffi.from_dlpack(value)
+    if library.rows_are_readable(seen):
+        return seen
+    return tvm_ffi.from_dlpack(value.copy())
+
+
+def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
+    """Memory on the GPU of `like` that the result's consumer will free."""
+    return _backend.library().empty(list(shape), dtype, like.__dlpack_device__()[1])
+
+
+def give_back(result: Any, like: Any) -> Any:
+    """A result in the library of `like`, once the GPU has written it."""
+    _backend.library().synchronize(like.__dlpack_device__()[1])
+    module = type(like).__module__.partition(".")[0]
+    namespace = importlib.import_module({"jaxlib": "jax.numpy", "jax": "jax.numpy"}.get(module, module))
+    return namespace.from_dlpack(result)

@@ -1,0 +1,66 @@
+"""The NVIDIA driver as far as Python needs it: which version there is, and which GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+from .errors import CudaError, DriverNotFoundError
+
+COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that this process may use."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory: int
+
+
+def _library() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverNotFoundError(f"there is no NVIDIA driver: {error}") from None
+
+
+def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    result = getattr(library, name)(*arguments)
+    if result:
+        text = ctypes.c_char_p()
+        library.cuGetErrorName(result, ctypes.byref(text))
+        what = (text.value or f"error {result}".encode()).decode()
+        error = DriverNotFoundError if what in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_STUB_LIBRARY") else CudaError
+        raise error(f"{name} failed with {what}")
+
+
+@functools.cache
+def cuda_version() -> tuple[int, int]:
+    """The newest CUDA version that the driver knows, as (major, minor)."""
+    version = ctypes.c_int()
+    _call(_library(), "cuDriverGetVersion", ctypes.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that the driver shows this process, CUDA_VISIBLE_DEVICES respected."""
+    library = _library()
+    count = ctypes.c_int()
+    _call(library, "cuInit", 0)
+    _call(library, "cuDeviceGetCount", ctypes.byref(count))
+    return [_gpu(library, index) for index in range(count.value)]
+
+
+def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
+    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _call(library, "cuDeviceGet", ctypes.byref(device), index)
+    _call(library, "cuDeviceGetName", name, 256, device)
+    _call(library, "cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+    _call(library, "cuDeviceGetAttribute", ctypes.byref(major), COMPUTE_CAPABILITY_MAJOR, device)
+    _call(library, "cuDeviceGetAttribute", ctypes.byref(minor), COMPUTE_CAPABILITY_MINOR, device)
+    return Gpu(index, name.value.decode(), (major.value, minor.value), memory.value)

@@ -1,0 +1,60 @@
+"""What can be wrong with an installation. Every error carries the command that mends it, as text and as `command`."""
+
+from __future__ import annotations
+
+
+class CuopsError(RuntimeError):
+    """Base of all errors of cuops that are not about an argument."""
+
+    command = "cuops doctor"
+
+    def __init__(self, message: str, command: str | None = None) -> None:
+        if command is not None:
+            self.command = command
+        super().__init__(f"{message}\nTo mend it, run: {self.command}")
+
+
+class BackendNotFoundError(CuopsError):
+    """No package cuops-cuXXX is installed."""
+
+    command = "pip install cuops-cu121"
+
+
+class ForcedBackendNotFoundError(BackendNotFoundError):
+    """CUOPS_BACKEND names a backend that is not installed."""
+
+
+class VersionMismatchError(CuopsError):
+    """cuops and its backend are of two versions."""
+
+    command = "pip install --upgrade --force-reinstall cuops-cu121"
+
+
+class DriverNotFoundError(CuopsError):
+    """There is no NVIDIA driver (libcuda.so.1), or no GPU that it sees."""
+
+    command = "nvidia-smi  # where that fails: apt-get install nvidia-driver; in a container: docker run --gpus all"
+
+
+class DriverTooOldError(CuopsError):
+    """The NVIDIA driver is too old for every backend that is installed."""
+
+    command = "apt-get install nvidia-driver"
+
+
+class UnsupportedArchitectureError(CuopsError):
+    """The GPU's compute capability is older than all that the backend holds code for."""
+
+    command = "pip install cuops-cu118  # and set CUOPS_BACKEND=cu118"
+
+
+class CudaError(CuopsError):
+    """A call of the CUDA driver failed; the message has the driver's own name for it."""
+
+
+def from_library() -> dict[str, type[CuopsError]]:
+    """The classes that the C++ library raises, by the names that it knows them by."""
+    return {
+        f"cuops.errors.{cls.__name__}": cls
+        for cls in (DriverNotFoundError, DriverTooOldError, UnsupportedArchitectureError, CudaError)
+    }

@@ -1,0 +1,96 @@
+"""What every operator computes, in plain NumPy and plain PyTorch. The CPU runs this, and tests compare kernels with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+def rms_norm_numpy(
+    x: np.ndarray,
+    residual: np.ndarray | None,
+    weight: np.ndarray | None,
+    bias: np.ndarray | None,
+    eps: float,
+    weight_offset: float,
+    out_dtype: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual."""
+    import numpy as np
+
+    wide = x.astype(np.float64)
+    h = x if residual is None else (wide + residual).astype(x.dtype)
+    wide = h.astype(np.float64)
+    largest = np.max(np.abs(wide), axis=-1, keepdims=True, initial=np.sqrt(eps))
+    # A power of two keeps the squares of float64 in range, exactly.
+    exponent = np.maximum(np.frexp(np.where(np.isfinite(largest), largest, 1))[1], -1000)
+    scale = np.exp2(-exponent.astype(np.float64))
+    scaled = wide * scale
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        rms = np.sqrt(np.square(scaled).sum(-1, keepdims=True) / max(x.shape[-1], 1) + eps * scale * scale)
+        y = np.where(rms == 0, 0.0, scaled / rms)
+        rstd = np.where(rms == 0, 0.0, scale / rms)
+        if weight is not None:
+            y = y * (weight.astype(np.float64) + weight_offset)
+        if bias is not None:
+            y = y + bias.astype(np.float64)
+        return y.astype(out_dtype or x.dtype), h, rstd[..., 0].astype(np.float64 if x.dtype == np.float64 else np.float32)
+
+
+def rms_norm_torch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    weight_offset: float,
+    out_dtype: torch.dtype | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual. Differentiable."""
+    import torch
+
+    h = x if residual is None else (x.double() + residual.double()).to(x.dtype)
+    wide = h.double()
+    with torch.no_grad():
+        largest = torch.cat([wide.abs(), wide.new_full((*wide.shape[:-1], 1), eps**0.5)], -1).amax(-1, keepdim=True)
+        exponent = torch.frexp(torch.where(largest.isfinite(), largest, 1.0)).exponent.clamp(min=-1000)
+        scale = torch.exp2(-exponent.double())
+        floor = eps * scale * scale
+    scaled = wide * scale
+    mean = scaled.square().sum(-1, keepdim=True) / max(x.shape[-1], 1) + floor
+    zero = mean == 0
+    inverse = torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt())
+    y = scaled * inverse
+    if weight is not None:
+        y = y * (weight.double() + weight_offset)
+    if bias is not None:
+        y = y + bias.double()
+    rstd = (inverse * scale)[..., 0]
+    return y.to(out_dtype or x.dtype), h, rstd.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def rms_norm_torch_backward(
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    drstd: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor | None,
+    rstd: torch.Tensor,
+    weight_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Gradients for (h and so x and residual, weight, bias), from those for (y, h, rstd). Differentiable."""
+    import torch
+
+    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+    n, scale, leading = max(h.shape[-1], 1), rstd.unsqueeze(-1), tuple(range(h.ndim - 1))
+    normed, grad = h.to(wide) * scale, dy.to(wide)
+    through = grad if weight is None else grad * (weight.to(wide) + weight_offset)
+    slope = (through * normed).sum(-1, keepdim=True) + drstd.unsqueeze(-1) * scale
+    dx = (through - normed * slope / n) * scale
+    if dh is not None:
+        dx = dx + dh
+    dweight = None if weight is None else (grad * normed).sum(leading).to(weight.dtype)
+    return dx.to(h.dtype), dweight, grad.sum(leading)

@@ -1,0 +1,228 @@
+"""RMSNorm, from the public functions down to the library's `rms_norm_fwd` (csrc/rms_norm.cc)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _arguments, _backend, _dlpack, errors, reference
+from ._torch import torch
+
+_Tensor = torch and torch.Tensor
+
+
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-6,
+    *,
+    residual: Any = None,
+    weight_offset: float = 0.0,
+    normalized_shape: int | Sequence[int] | None = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+) -> Any:
+    """Root mean square layer normalisation of the last dimensions of x.
+
+        h = x + residual                                          (h = x without a residual)
+        y = h / sqrt(mean(h^2) + eps) * (weight + weight_offset) + bias
+
+    Sums run in float32, in float64 for float64, and any finite x gives the right y: rows whose squares overflow or
+    underflow are scaled first. A row of zeros gives zeros, also with eps = 0. NaN and infinity propagate as in PyTorch.
+
+    Args:
+        x: (..., *normalized_shape), float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
+            array (computed on the GPU where there is one), or an array on CUDA of any library that speaks DLPack.
+            Rows may have any stride; no copy is made as long as the last dimension is contiguous.
+        weight: (*normalized_shape), on x's device, of any of these dtypes; None is all ones.
+        bias: like weight; None is all zeros.
+        eps: added to the mean of squares; finite and at least 0.
+        residual: of x's shape and dtype.
+        weight_offset: added to the weight: 1 for models, like Gemma, that store weight - 1. No effect without a weight.
+        normalized_shape: the last dimensions to normalise; by default weight's shape, or the last dimension.
+        out_dtype: y's dtype; x's by default.
+        return_rstd: whether to return 1 / sqrt(mean(h^2) + eps) too.
+
+    Returns:
+        y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in x's dtype. With return_rstd,
+        rstd of x's leading dimensions comes last, in float32 (float64 for float64).
+
+    Raises:
+        TypeError: an argument is of a kind or dtype that is not listed here.
+        ValueError: shapes or devices do not go together, or eps is not finite or is negative.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
+    """
+    if residual is None and normalized_shape is None and out_dtype is None and not return_rstd and _is_direct(x, weight, bias):
+        try:
+            y = torch.empty_like(x)
+            _backend.library().rms_norm_fwd(y, None, None, x, None, weight, bias, eps, weight_offset)
+            return y
+        except errors.CuopsError:
+            raise
+        except (TypeError, ValueError):
+            pass  # the library refuses an argument, which below is converted or gets its error
+
+    dims = _check(x, weight, bias, residual, eps, weight_offset, normalized_shape, out_dtype)
+    arrays = [None if a is None else _flat(a, dims) for a in (x, residual, weight, bias)]
+    forward = torch.ops.cuops.rms_norm_fwd if _arguments.is_tensor(x) else _fwd_numpy if _arguments.is_ndarray(x) else _fwd_dlpack
+    y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
+    if dims > 1:
+        y, h = y.reshape(x.shape), h if residual is None else h.reshape(x.shape)
+    results = (y, *(() if residual is None else (h,)), *((rstd,) if return_rstd else ()))
+    return results[0] if len(results) == 1 else results
+
+
+def rms_norm_(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-6, *, weight_offset: float = 0.0) -> Any:
+    """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
+
+    Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so is one of fewer dimensions.
+    """
+    dims = _check(x, weight, bias, None, eps, weight_offset, None, None)
+    if len(x.shape) < 2:
+        raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
+    if _arguments.is_ndarray(x) and not x.flags.writeable:
+        raise ValueError("x: expected a writable array, got a read-only one")
+    arrays = [None if a is None else _flat(a, dims) for a in (x, None, weight, bias)]
+    if _arguments.is_tensor(x):
+        return x.copy_(rms_norm(x, weight, bias, eps, weight_offset=weight_offset))
+    if _arguments.is_ndarray(x):
+        import numpy as np
+
+        out = arrays[0] if np.may_share_memory(arrays[0], x) else np.empty_like(arrays[0])
+        y = _fwd_numpy(*arrays, float(eps), float(weight_offset), None, out=out)[0]
+        if not np.may_share_memory(y, x):
+            x[...] = y.reshape(x.shape)
+        return x
+    raise TypeError(f"x: expected a torch.Tensor or a numpy.ndarray, got {type(x).__qualname__}")
+
+
+def _is_direct(x: Any, weight: Any, bias: Any) -> bool:
+    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, no gradient, nobody watching."""
+    return (
+        type(x) is _Tensor
+        and not torch.compiler.is_compiling()
+        and x.is_cuda
+        and not (torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (x, weight, bias)))
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _check(x: Any, weight: Any, bias: Any, residual: Any, eps: Any, weight_offset: Any, normalized_shape: Any, out_dtype: Any) -> int:
+    """Raises what the documentation of `rms_norm` says; returns how many dimensions are normalised."""
+    _arguments.array("x", x)
+    if len(x.shape) == 0:
+        raise ValueError("x: expected at least 1 dimension, got 0")
+    _arguments.number("eps", eps, least=0)
+    _arguments.number("weight_offset", weight_offset)
+    if out_dtype is not None and _arguments.dtype_name(out_dtype) not in _arguments.DTYPES:
+        raise TypeError(f"out_dtype: expected float64, float32, float16 or bfloat16, got {out_dtype}")
+    if residual is not None:
+        _arguments.array("residual", residual, x)
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            got = f"{tuple(residual.shape)} and {residual.dtype}"
+            raise ValueError(f"residual: expected x's shape {tuple(x.shape)} and dtype {x.dtype}, got {got}")
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape and tuple(normalized_shape)
+    if shape is not None:
+        _arguments.trailing_shape("normalized_shape", shape, x)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is None:
+            continue
+        _arguments.array(name, parameter, x)
+        shape = shape or tuple(parameter.shape)
+        if tuple(parameter.shape) != shape:
+            raise ValueError(f"{name}: expected the normalized shape {shape}, got {tuple(parameter.shape)}")
+        _arguments.trailing_shape(name, shape, x)
+    return len(shape) if shape else 1
+
+
+def _flat(a: Any, dims: int) -> Any:
+    """The last `dims` dimensions of an array as one."""
+    return a if dims == 1 else a.reshape(*a.shape[: len(a.shape) - dims], -1)
+
+
+def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=None):  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    device = _backend.gpu_for_host_arrays()
+    if device is None or residual is not None:
+        y, h, rstd = reference.rms_norm_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype)
+        if out is None:
+            return y, h, rstd
+        out[...] = y
+        return out, h, rstd
+    wide = _arguments.accumulator(x.dtype.name)
+    weight, bias = (None if p is None else np.ascontiguousarray(p, dtype=p.dtype if p.dtype == x.dtype else wide) for p in (weight, bias))
+    rows = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    y = np.empty(x.shape, out_dtype or x.dtype) if out is None else out
+    rstd = np.empty(x.shape[:-1], wide)
+    _backend.library().rms_norm_fwd_host(y, rstd, rows, weight, bias, eps, weight_offset, device)
+    return y, x, rstd
+
+
+def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    dtype = _arguments.dtype_name(x.dtype)
+    wide = _arguments.accumulator(dtype)
+    views = [None if a is None else _dlpack.view(a) for a in (x, residual)]
+    for p in (weight, bias):
+        views.append(None if p is None else _dlpack.view(p if p.dtype == x.dtype else p.astype(wide)))
+    y = _dlpack.empty(x.shape, _arguments.dtype_name(out_dtype or x.dtype), x)
+    h = None if residual is None else _dlpack.empty(x.shape, dtype, x)
+    rstd = _dlpack.empty(x.shape[:-1], wide, x)
+    _backend.library().rms_norm_fwd(y, h, rstd, *views, eps, weight_offset)
+    return tuple(None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))
+
+
+if torch is not None:
+    _library = torch.library.Library("cuops", "FRAGMENT")
+    _library.define(
+        "rms_norm_fwd(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
+        "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
+    )
+
+    def _empty_results(x, residual, out_dtype):  # type: ignore[no-untyped-def]
+        """y, h (empty without a residual) and rstd, not yet written."""
+        y = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
+        h = torch.empty_like(x, memory_format=torch.contiguous_format) if residual is not None else x.new_empty(0)
+        rstd = x.new_empty(x.shape[:-1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        return y, h, rstd
+
+    @torch.library.register_fake("cuops::rms_norm_fwd", lib=_library)
+    def _fwd_fake(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+        return _empty_results(x, residual, out_dtype)
+
+    def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+        library = _backend.library()
+        y, h, rstd = _empty_results(x, residual, out_dtype)
+        x, residual = (a if a is None or library.rows_are_readable(a) else a.contiguous() for a in (x, residual))
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        weight, bias = (p if p is None else (p if p.dtype == x.dtype else p.to(wide)).contiguous() for p in (weight, bias))
+        library.rms_norm_fwd(y, None if residual is None else h, rstd, x, residual, weight, bias, eps, weight_offset)
+        return y, h, rstd
+
+    def _fwd_cpu(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+        y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
+        return y, x.new_empty(0) if residual is None else h, rstd
+
+    _library.impl("rms_norm_fwd", _fwd_cuda, "CUDA")
+    _library.impl("rms_norm_fwd", _fwd_cpu, "CPU")
+
+    def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        x, residual, weight, bias, eps, weight_offset, out_dtype = inputs
+        _, h, rstd = output
+        ctx.weight_offset = weight_offset
+        ctx.has_residual, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
+        ctx.save_for_backward(x if residual is None else h, weight, rstd)
+
+    def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
+        h, weight, rstd = ctx.saved_tensors
+        dx, dweight, dbias = reference.rms_norm_torch_backward(
+            dy, dh if ctx.has_residual else None, drstd, h, weight, rstd, ctx.weight_offset
+        )
+        dbias = None if ctx.bias_dtype is None else dbias.to(ctx.bias_dtype)
+        return dx, dx if ctx.has_residual else None, dweight, dbias, None, None, None
+
+    torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save, lib=_library)
