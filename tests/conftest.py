@@ -1,12 +1,23 @@
-"""What tests share: the devices they run on."""
+"""What tests share: the wheels they check, the devices they run on."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
-import torch
+
+if TYPE_CHECKING:
+    import torch  # the wheels are checked where there is none
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--dist", type=Path, default=Path("dist"), help="the folder with the wheels to check")
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device in turn; CUDA in the tests marked gpu."""
+    import torch
+
     return torch.device(request.param)
