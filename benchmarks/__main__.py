@@ -1,0 +1,64 @@
+"""Runs an operator's benchmark: a table on the terminal, JSON and a plot into --output."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuops._bench import report
+from cuops._bench.case import DTYPES, OPERATORS, available
+from cuops._bench.timing import timer
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in re.split("[x×,]", text))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    made.add_argument("operator", choices=OPERATORS)
+    made.add_argument("sections", nargs="*", help="what to run; by default all but the grid")
+    made.add_argument("--shapes", nargs="+", type=_shape, metavar="32768x4096", help="instead of the standard ones")
+    made.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), help="f d h b: float32, float64, float16, bfloat16")
+    made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")
+    made.add_argument("--grid", action="store_true", help="the grid of all sizes instead of the standard run")
+    made.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    made.add_argument("--quick", action="store_true", help="fewer shapes, shorter measurements")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the sections one by one; what is measured by then is on the disk when a later one fails."""
+    options = parser().parse_args(arguments)
+    benchmark = importlib.import_module(f"benchmarks.{options.operator}")
+    names = options.sections or (["grid"] if options.grid else [name for name in benchmark.SECTIONS if name != "grid"])
+    unknown = set(names) - benchmark.SECTIONS.keys()
+    if unknown:
+        parser().error(f"{options.operator} has no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
+    functions = available(options.operator, options.device, options.without)
+    clock = timer(options.device, options.quick)
+    content: dict[str, Any] = {"operator": options.operator, "provenance": report.provenance(options.device), "sections": {}}
+    facts = content["provenance"]
+    print(f"{facts['device']}, {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}, commit {facts['commit']}")
+    stem = options.output / (f"{options.operator}_grid" if names == ["grid"] else options.operator)
+    for name in names:
+        print(f"\n{name}: {benchmark.SECTIONS[name].__doc__}", flush=True)
+        content["sections"][name] = benchmark.SECTIONS[name](options, functions, clock)
+        report.write_json(stem.with_suffix(".json"), content)
+    plotted = {name: content["sections"][name] for name in names if name in benchmark.PLOTTED and content["sections"][name]}
+    if plotted:
+        report.plot(stem.with_suffix(".png"), plotted, f"{options.operator} on {facts['device']}")
+    print(f"\nwrote {', '.join(str(path) for path in sorted(options.output.glob(f'{stem.name}.*')))}")
+    failed = [r for records in content["sections"].values() for r in records if "failure" in r.get("results", {}).get("cuops", {})]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""RMSNorm: which cases its benchmark runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cuops
+import numpy as np
+import torch
+from cuops._bench import report
+from cuops._bench.case import DTYPES, Case, measure_all
+from cuops._bench.rms_norm import EPS
+from cuops._bench.timing import CpuTimer, CudaTimer
+
+Records = list[dict[str, Any]]
+Timer = CudaTimer | CpuTimer
+
+FORWARD = {
+    "b": [(32768, 256), (32768, 1024), (32768, 4096), (16384, 8192), (4096, 32768), (1024, 131072), (512, 262144), (16384, 4097)],
+    "f": [(32768, 1024), (32768, 4096), (2048, 65536)],
+    "h": [(32768, 4096)],
+    "d": [(32768, 1024), (8192, 8192)],
+}
+RESIDUAL = {"b": [(32768, 1024), (32768, 4096), (16384, 8192)], "f": [(32768, 1024)]}
+BACKWARD = {
+    "b": [(32768, 512), (32768, 1024), (32768, 4096), (8192, 16384), (2048, 65536), (1024, 131072), (32768, 1000)],
+    "f": [(32768, 1024), (16384, 8192), (1024, 131072)],
+}
+SMALL = [(rows, n) for rows in (1, 8, 64) for n in (256, 1024, 4096, 16384)]
+HOST_ARRAYS = [("float32", 1024, 1024), ("float32", 8192, 4096), ("float32", 16384, 16384), ("float64", 16384, 16384)]
+
+GRID_SIZES = sorted(
+    {1 << k for k in range(6, 21)} | {(1 << k) + 8 for k in range(7, 20, 2)} | {96, 776, 1000, 5120, 7168, 24576, 100_000, 640_000} | {65, 257, 1023, 4097, 33333, 262_143, 999_999}
+)
+GRID_ROWS = (1, 16, 256, 4096, 131_072)
+GRID_ELEMENTS = 1 << 28  # a bound on memory, and on time
+TINY = 1 << 21  # elements: such cases are replayed in a row, as launching takes longer than they do
+
+
+def _cases(kind: str, standard: dict[str, list[tuple[int, int]]], options: argparse.Namespace) -> list[Case]:
+    chosen = {letter: standard.get(letter, standard["b"]) for letter in options.dtypes} if options.dtypes else standard
+    cases = []
+    for letter, shapes in chosen.items():
+        shapes = options.shapes or (shapes[:2] if options.quick else shapes)
+        cases += [Case("rms_norm", kind, shape, DTYPES[letter]) for shape in shapes]
+    return cases
+
+
+def _comparison(cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, calls: int = 1) -> Records:
+    records = measure_all(cases, functions, timer, options.device, calls)
+    print(report.comparison(records))
+    return records
+
+
+def forward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """kernel time, L2 emptied before each call, against a copy of x and y"""
+    return _comparison(_cases("forward", FORWARD, options), options, functions, timer)
+
+
+def residual(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """h = x + residual fused, against a copy of x, residual, y and h"""
+    return _comparison(_cases("residual", RESIDUAL, options), options, functions, timer)
+
+
+def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """dx and dweight by torch.autograd.grad, against a copy of x, dy and dx"""
+    return _comparison(_cases("backward", BACKWARD, options), options, functions, timer)
+
+
+def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """small batches, 50 calls in one CUDA graph, the L2 cache warm"""
+    return _comparison(_cases("forward", {"b": SMALL}, options), options, functions, timer, calls=50)
+
+
+def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """time of a call on the host, 8×1024 bfloat16"""
+    x, weight = (torch.randn(shape, dtype=torch.bfloat16, device=options.device) for shape in ((8, 1024), (1024,)))
+    records: Records = []
+    for name, function in functions.items():
+        with torch.no_grad():
+            without = timer.host(lambda f=function: lambda: f(x, weight))
+        leaves = [a.clone().requires_grad_() for a in (x, weight)]
+        with_gradient = timer.host(lambda f=function, leaves=leaves: lambda: f(*leaves))
+        records.append({"implementation": name, "without_gradient_us": without, "with_gradient_us": with_gradient})
+    rows = [[r["implementation"], f"{r['without_gradient_us']:.1f}", f"{r['with_gradient_us']:.1f}"] for r in records]
+    print(report.table(["µs", "without gradient", "with gradient"], rows))
+    return records
+
+
+def _numpy_rms_norm_(x: np.ndarray) -> None:
+    x /= np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + EPS)
+
+
+def _torch_round_trip(x: np.ndarray) -> None:
+    on_gpu = torch.from_numpy(x).cuda()
+    x[...] = torch.nn.functional.rms_norm(on_gpu, on_gpu.shape[-1:], None, EPS).cpu().numpy()
+
+
+def _milliseconds(function: Callable[[np.ndarray], Any], fresh: np.ndarray, x: np.ndarray, repeats: int) -> float:
+    """The median time of function(x), each time on the values of `fresh`; the first run does not count."""
+    times = []
+    for _ in range(repeats + 1):
+        x[...] = fresh
+        start = time.perf_counter()
+        function(x)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:]) * 1e3
+
+
+def _both_ways(pinned: np.ndarray) -> float:
+    """Milliseconds of an upload and a download of `pinned` at once: the limit of PCIe."""
+    source, target = torch.from_numpy(pinned), torch.from_numpy(pinned)
+    up, down = torch.cuda.Stream(), torch.cuda.Stream()
+    first, second = (torch.empty(source.shape, dtype=source.dtype, device="cuda") for _ in range(2))
+    times = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        with torch.cuda.stream(up):
+            first.copy_(source, non_blocking=True)
+        with torch.cuda.stream(down):
+            target.copy_(second, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:]) * 1e3
+
+
+def host_arrays(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """cuops.rms_norm_ in place on NumPy arrays, in milliseconds"""
+    records: Records = []
+    on_gpu = options.device == "cuda"
+    for dtype, rows, n in [("float32", 256, 512)] if options.device == "cpu" else HOST_ARRAYS[:2] if options.quick else HOST_ARRAYS:
+        block = np.random.default_rng().standard_normal((1 << 18,)).astype(dtype)
+        fresh = np.resize(block, (rows, n))
+        x = fresh.copy()
+        cuops.rms_norm_(x, eps=EPS)
+        exact = fresh[:64].astype(np.float64)
+        _numpy_rms_norm_(exact)
+        error = float(np.abs(x[:64] - exact).max() / np.abs(exact).max())
+        repeats = 2 if fresh.nbytes > 1 << 29 else 7
+        record: dict[str, Any] = {"dtype": dtype, "shape": (rows, n), "error": error}
+        record["numpy_ms"] = _milliseconds(_numpy_rms_norm_, fresh, x, 1 if fresh.nbytes > 1 << 29 else 3)
+        if on_gpu and "torch" in functions:
+            record["torch_round_trip_ms"] = _milliseconds(_torch_round_trip, fresh, x, repeats)
+        record["cuops_ms"] = _milliseconds(lambda a: cuops.rms_norm_(a, eps=EPS), fresh, x, repeats)
+        if on_gpu:
+            del x
+            pinned = torch.empty(fresh.shape, dtype=getattr(torch, dtype), pin_memory=True).numpy()
+            record["cuops_pinned_ms"] = _milliseconds(lambda a: cuops.rms_norm_(a, eps=EPS), fresh, pinned, repeats)
+            record["pcie_both_ways_ms"] = _both_ways(pinned)
+            del pinned
+        records.append(record)
+        timer.release()
+    keys = list(dict.fromkeys(key for record in records for key in record if key.endswith("_ms")))
+    rows_ = [[f"{r['dtype']} {'×'.join(map(str, r['shape']))}", *(f"{r[key]:.2f}" for key in keys)] for r in records]
+    print(report.table(["ms", *(key.removesuffix("_ms").replace("_", " ") for key in keys)], rows_))
+    return records
+
+
+FIRST_CALL = """
+import json, sys, time
+device = sys.argv[1]
+import numpy, cuops
+marks = {}
+start = time.perf_counter()
+if device == "cuda":
+    import torch
+    marks["import_torch_ms"] = 1e3 * (time.perf_counter() - start)
+    start = time.perf_counter()
+    x = torch.ones(8, 1024, device=device)
+    torch.cuda.synchronize()
+    marks["cuda_initialisation_ms"] = 1e3 * (time.perf_counter() - start)
+else:
+    x = numpy.ones((8, 1024), dtype=numpy.float32)
+for name in ("first_call_ms", "second_call_ms"):
+    start = time.perf_counter()
+    cuops.rms_norm(x)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    marks[name] = 1e3 * (time.perf_counter() - start)
+print(json.dumps(marks))
+"""
+
+
+def first_call(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """the first call in a fresh process, in milliseconds beyond CUDA's own initialisation"""
+    runs = []
+    for _ in range(1 if options.quick else 3):
+        done = subprocess.run([sys.executable, "-c", FIRST_CALL, options.device], capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    record = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    print(report.table([key.removesuffix("_ms").replace("_", " ") for key in record], [[f"{value:.1f}" for value in record.values()]]))
+    return [record]
+
+
+def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """forward and backward at all sizes, the worst ratio to the best peer last"""
+    records: Records = []
+    sizes = GRID_SIZES[::6] if options.quick else GRID_SIZES
+    shapes = options.shapes or [(rows, n) for n in sizes for rows in GRID_ROWS if rows * n <= (1 << 14 if options.device == "cpu" else GRID_ELEMENTS)]
+    for letter in options.dtypes or ("b", "f"):
+        for kind in ("forward", "backward"):
+            for tiny in (True, False):
+                cases = [Case("rms_norm", kind, shape, DTYPES[letter]) for shape in shapes if (shape[0] * shape[1] <= TINY) == tiny]
+                print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}")
+                records += _comparison(cases, options, functions, timer, calls=20 if tiny else 1)
+    compared = sorted((record for record in records if "to_best_peer" in record), key=lambda record: record["to_best_peer"])
+    print("\nthe slowest against the best peer:")
+    for record in compared[-10:]:
+        print(f"{record['to_best_peer']:.3f} × {record['best_peer']}: {record['kind']} {record['dtype']} {record['shape']}")
+    return records
+
+
+SECTIONS = {f.__name__: f for f in (forward, residual, backward, small, host, host_arrays, first_call, grid)}
+PLOTTED = ("forward", "backward")

@@ -1,0 +1,1 @@
+"""Measures operators beside their peers: what `cuops bench`, `cuops check` and `python -m benchmarks` share."""

@@ -1,0 +1,100 @@
+"""One measurement: an operator's kind of work at a shape and a dtype, by every implementation there is."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from .timing import CpuTimer, CudaTimer
+
+OPERATORS = ("rms_norm",)
+DTYPES = {"f": torch.float32, "d": torch.float64, "h": torch.float16, "b": torch.bfloat16}
+# Relative to the largest magnitude of a result: room for a second rounding, and for sums of long rows in float32.
+TOLERANCE = {torch.float16: 3 * 2.0**-10, torch.bfloat16: 3 * 2.0**-7, torch.float32: 3e-5, torch.float64: 1e-11}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured; `kind` is one of the operator's KINDS."""
+
+    operator: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def module(self) -> ModuleType:
+        """The operator's module of this package."""
+        return importlib.import_module(f".{self.operator}", __package__)
+
+    @property
+    def title(self) -> str:
+        """bfloat16 32768×4096, say."""
+        return f"{str(self.dtype).removeprefix('torch.')} {'×'.join(str(size) for size in self.shape)}"
+
+
+def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference over the largest magnitude; infinity where one of them is not finite."""
+    if exact.numel() == 0:
+        return 0.0
+    error = ((computed.double() - exact).abs().amax() / exact.abs().amax().clamp(min=1e-300)).item()
+    return error if math.isfinite(error) else math.inf
+
+
+def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """The implementations that are installed and run on `device`, by name, each ready to be called."""
+    module = Case(operator, "", (), torch.float32).module
+    found = {}
+    for name, load in module.IMPLEMENTATIONS.items():
+        if name in leave_out or (device == "cpu" and name not in module.ON_CPU):
+            continue
+        try:
+            found[name] = load()
+        except ImportError:
+            continue
+    return found
+
+
+def measure_all(cases: Sequence[Case], functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1) -> list[dict[str, Any]]:
+    """`measure` for each case, with a progress bar."""
+    records = []
+    with tqdm(cases, unit="case", leave=False, dynamic_ncols=True, disable=None) as bar:
+        for case in bar:
+            bar.set_description(f"{case.kind} {case.title}")
+            records.append(measure(case, functions, timer, device, calls))
+    return records
+
+
+def measure(case: Case, functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1) -> dict[str, Any]:
+    """Checks each implementation against the reference and times it: a JSON-ready record."""
+    module = case.module
+    torch.compiler.reset()  # or the hundredth shape would meet the limit on recompilations
+    roof = getattr(timer, module.ROOF)(module.traffic(case), calls)
+    record: dict[str, Any] = {"kind": case.kind, "shape": case.shape, "dtype": str(case.dtype).removeprefix("torch."), "roof_us": roof}
+    record["results"] = results = {}
+    arguments = module.inputs(case, device)
+    for name, function in functions.items():
+        try:
+            errors = module.errors(case, module.results(case, function, arguments), arguments)
+            if max(errors.values()) > TOLERANCE[case.dtype]:
+                results[name] = {"failure": "wrong result", "errors": errors}
+                continue
+            microseconds = timer.kernel(lambda f=function: module.call(case, f, arguments), calls)
+            results[name] = {"us": microseconds, "of_roof": roof / microseconds, "errors": errors}
+        except Exception as error:  # a peer may fail in any way, and the others are still to be measured
+            results[name] = {"failure": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    del arguments
+    timer.release()
+    times = {name: result["us"] for name, result in results.items() if "us" in result}
+    peers = {name: time for name, time in times.items() if name != "cuops"}
+    if peers and "cuops" in times:
+        best = min(peers, key=peers.__getitem__)
+        record["best_peer"], record["to_best_peer"] = best, times["cuops"] / peers[best]
+    return record

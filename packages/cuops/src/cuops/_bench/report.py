@@ -1,0 +1,125 @@
+"""What a run leaves: a table on the terminal, JSON that says where the figures are from, and a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import _backend, _driver, errors
+
+PEERS = ("torch", "triton", "numpy", "cuops", "quack-kernels", "liger-kernel", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+
+
+def _commit() -> str | None:
+    """CUOPS_COMMIT, or that of the checkout in the working directory; a + says that it has uncommitted changes."""
+    given = os.environ.get("CUOPS_COMMIT")
+    if given:
+        return given
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None
+
+
+def _driver_version() -> str | None:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split("  ")[1].strip()
+    except (OSError, IndexError):
+        return None
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """Device, driver, versions and commit of a run."""
+    versions = {}
+    for name in PEERS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    facts = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+    }
+    if device == "cuda":
+        facts["driver"] = _driver_version()
+        facts["driver_cuda"] = ".".join(str(part) for part in _driver.cuda_version())
+        facts["torch_cuda"] = torch.version.cuda
+        try:
+            facts["backend"] = _backend.choose().name
+        except errors.CuopsError as error:
+            facts["backend"] = f"none: {error}".splitlines()[0]
+    return facts
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns of text, the first to the left and the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
+    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def comparison(records: Sequence[dict[str, Any]]) -> str:
+    """Microseconds and the fraction of the roof, a row a case and a column an implementation."""
+    names = list(dict.fromkeys(name for record in records for name in record["results"]))
+    rows = []
+    for record in records:
+        row = [f"{record['dtype']} {'×'.join(map(str, record['shape']))}", f"{record['roof_us']:.1f}"]
+        for name in names:
+            result = record["results"].get(name, {})
+            row.append(f"{result['us']:.1f} {result['of_roof']:.2f}" if "us" in result else "fails" if result else "")
+        rows.append([*row, f"{record['to_best_peer']:.3f}" if "to_best_peer" in record else ""])
+    text = table(["µs, fraction of the roof", "roof", *names, "to best peer"], rows)
+    failures = {(name, r["failure"]) for record in records for name, r in record["results"].items() if "failure" in r}
+    return "\n".join([text, *(f"{name} fails: {why}" for name, why in sorted(failures))])
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content` so that readers see the old file or the new one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".json.part")
+    scratch.write_text(json.dumps(content, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) -> None:
+    """Bars of the fraction of the roof, a panel a section."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    tallest = max(len(records) for records in sections.values())
+    figure, axes = plt.subplots(1, len(sections), figsize=(7.5 * len(sections), 1.5 + 0.62 * tallest), squeeze=False, layout="constrained")
+    for axis, (name, records) in zip(axes[0], sections.items(), strict=True):
+        names = list(dict.fromkeys(n for record in records for n in record["results"]))
+        height = 0.84 / len(names)
+        for i, implementation in enumerate(names):
+            values = [record["results"].get(implementation, {}).get("of_roof", 0) for record in records]
+            places = [row + (i - (len(names) - 1) / 2) * height for row in range(len(records))]
+            color = "#76b900" if implementation == "cuops" else plt.get_cmap("Greys")(0.75 - 0.5 * i / len(names))
+            axis.barh(places, values, height, label=implementation, color=color)
+        axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
+        axis.set_yticks(range(len(records)), [f"{record['dtype']} {'×'.join(map(str, record['shape']))}" for record in records])
+        axis.invert_yaxis()
+        axis.set(title=name, xlabel="time of a device copy of the same bytes / time (1 = as fast as memory)")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,158 @@
+"""RMSNorm for measuring: its inputs, its implementations, and how far a result is from the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .. import reference
+from .case import Case, largest_error
+
+KINDS = ("forward", "residual", "backward")
+ROOF = "copy"
+EPS = 1e-6
+CHUNK = 1 << 22  # elements that the float64 reference works on at once
+
+Function = Callable[..., Any]
+
+
+def traffic(case: Case) -> int:
+    """The bytes that memory must move: x and y; with the residual and h; or x, dy and dx."""
+    rows, n = case.shape
+    return {"forward": 2, "residual": 4, "backward": 3}[case.kind] * rows * n * case.dtype.itemsize
+
+
+def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
+    """Fresh random arguments, by name; `grad` is that of y."""
+    rows, n = case.shape
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=case.dtype, device=device)
+
+    drawn = {"x": draw(rows, n), "weight": draw(n)}
+    if case.kind == "residual":
+        drawn["residual"] = draw(rows, n)
+    if case.kind == "backward":
+        drawn["grad"] = draw(rows, n)
+    return drawn
+
+
+def _torch() -> Function:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        h = x if residual is None else x + residual
+        y = torch.nn.functional.rms_norm(h, weight.shape, weight, EPS)
+        return y if residual is None else (y, h)
+
+    return rms_norm
+
+
+def _compiled() -> Function:
+    import torch._functorch.config as config
+
+    if hasattr(config, "donated_buffer"):
+        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
+    return torch.compile(_torch(), dynamic=False)
+
+
+def _cuops() -> Function:
+    import cuops
+
+    return lambda x, weight, residual=None: cuops.rms_norm(x, weight, eps=EPS, residual=residual)
+
+
+def _quack() -> Function:
+    from quack import rmsnorm
+
+    return lambda x, weight, residual=None: rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=residual is not None)
+
+
+def _liger() -> Function:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        if residual is None:
+            return LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
+        return LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "llama", False)
+
+    return rms_norm
+
+
+def _cudnn() -> Function:
+    from cudnn.ops.norm import rms_norm
+
+    def without_residual(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        if residual is not None:
+            raise NotImplementedError("no residual")
+        return rms_norm(x, weight, eps=EPS)
+
+    return without_residual
+
+
+# Each loads on demand, and raises ImportError where its package is not installed.
+IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
+    "cuops": _cuops,
+    "torch": _torch,
+    "torch.compile": _compiled,
+    "Liger": _liger,
+    "cuDNN": _cudnn,
+    "quack": _quack,
+}
+ON_CPU = ("cuops", "torch", "torch.compile")
+
+
+def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What `function` computes for the case, by name."""
+    if case.kind != "backward":
+        computed = function(**arguments)
+        return dict(zip(("y", "h"), computed if isinstance(computed, tuple) else (computed,), strict=False))
+    dx, dweight = backward(function, arguments)()
+    return {"dx": dx, "dweight": dweight}
+
+
+def backward(function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Runs the forward; the call that it returns is the backward alone."""
+    x, weight = (arguments[name].detach().requires_grad_() for name in ("x", "weight"))
+    y = function(x, weight)
+    return lambda: torch.autograd.grad(y, (x, weight), arguments["grad"], retain_graph=True)
+
+
+def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], Any]:
+    """The call that is timed."""
+    return backward(function, arguments) if case.kind == "backward" else lambda: function(**arguments)
+
+
+def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
+    """Float64 results for some rows at a time; dweight is that of these rows alone."""
+    rows, n = case.shape
+    step = max(1, CHUNK // n)
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        wide = {name: (a if name == "weight" else a[part]).double() for name, a in arguments.items()}
+        x, weight = wide["x"].requires_grad_(), wide["weight"].requires_grad_()
+        h = x
+        if "residual" in wide:
+            h = (x + wide["residual"]).to(case.dtype).double()  # kernels round h before they normalise it
+        y = reference.rms_norm_torch(h, None, weight, None, EPS, 0.0, None)[0]
+        if "grad" in wide:
+            dx, dweight = torch.autograd.grad(y, (x, weight), wide["grad"])
+            yield part, {"dx": dx, "dweight": dweight}
+        else:
+            yield part, {"y": y.detach(), "h": h.detach()}
+
+
+def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest error of each result, relative to the largest magnitude in it."""
+    found: dict[str, float] = {}
+    dweight = None
+    for part, exact in _references(case, arguments):
+        if "dweight" in exact:
+            rows = exact.pop("dweight")
+            dweight = rows if dweight is None else dweight + rows
+        for name in exact.keys() & computed.keys():
+            found[name] = max(found.get(name, 0.0), largest_error(computed[name][part], exact[name]))
+    if dweight is not None:
+        found["dweight"] = largest_error(computed["dweight"], dweight)
+    return found

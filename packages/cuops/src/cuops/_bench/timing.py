@@ -1,0 +1,123 @@
+"""Time of kernels, and time of calls on the host, kept apart. All times are in microseconds."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+
+class CudaTimer:
+    """CUDA events by triton.testing.do_bench, which empties the L2 cache before each call; the median of many calls.
+
+    Calls are captured in a CUDA graph and replayed, so that Python's time does not count.
+    """
+
+    def __init__(self, quick: bool = False) -> None:
+        self.milliseconds = 10 if quick else 60
+        gc.freeze()  # each capture collects garbage, which takes long after the imports of all peers
+
+    def kernel(self, make: Callable[[], Call], calls: int = 1) -> float:
+        """Time on the GPU of the call that `make` returns; of `calls` in a row, divided by their number."""
+        from triton.testing import do_bench
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # autograd runs a backward on the stream of its forward
+            call = make()
+            for _ in range(3):
+                call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+        milliseconds = do_bench(graph.replay, warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="median")
+        return float(milliseconds) * 1e3 / calls
+
+    def direct(self, make: Callable[[], Call]) -> float:
+        """Time between the events around a call from Python: for what cannot be captured, and for comparison."""
+        from triton.testing import do_bench
+
+        return float(do_bench(make(), warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="median")) * 1e3
+
+    def host(self, make: Callable[[], Call], calls: int = 300) -> float:
+        """Time that a call takes from its caller, the GPU being idle enough to follow."""
+        call = make()
+        batches = []
+        for _ in range(7):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            batches.append((time.perf_counter() - start) / calls)
+        torch.cuda.synchronize()
+        return statistics.median(batches) * 1e6
+
+    @functools.cache  # noqa: B019: a timer lives as long as the run
+    def copy(self, traffic: int, calls: int = 1) -> float:
+        """The device's own copy that reads and writes `traffic` bytes in all."""
+        source, target = (torch.empty(max(traffic // 2, 1), dtype=torch.uint8, device="cuda") for _ in range(2))
+        return self.kernel(lambda: lambda: target.copy_(source), calls)
+
+    @functools.cache  # noqa: B019: a timer lives as long as the run
+    def fill(self, traffic: int, calls: int = 1) -> float:
+        """The device's own fill that writes `traffic` bytes."""
+        target = torch.empty(max(traffic // 4, 1), dtype=torch.float32, device="cuda")
+        return self.kernel(lambda: target.zero_, calls)
+
+    def synchronize(self) -> None:
+        """Waits for the GPU."""
+        torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Gives memory that earlier cases used back to the GPU."""
+        torch.cuda.empty_cache()
+
+
+class CpuTimer:
+    """The clock, for runs without a GPU: figures of the CPU implementations, the median of a few calls."""
+
+    def __init__(self, quick: bool = False) -> None:
+        self.repeats = 3 if quick else 15
+
+    def kernel(self, make: Callable[[], Call], calls: int = 1) -> float:
+        """Time of the call that `make` returns."""
+        call, times = make(), []
+        call()
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times) * 1e6
+
+    direct = kernel
+    host = kernel
+
+    def copy(self, traffic: int, calls: int = 1) -> float:
+        """A copy that reads and writes `traffic` bytes in all."""
+        source, target = (torch.empty(max(traffic // 2, 1), dtype=torch.uint8) for _ in range(2))
+        return self.kernel(lambda: lambda: target.copy_(source))
+
+    def fill(self, traffic: int, calls: int = 1) -> float:
+        """A fill that writes `traffic` bytes."""
+        target = torch.empty(max(traffic // 4, 1), dtype=torch.float32)
+        return self.kernel(lambda: target.zero_)
+
+    def synchronize(self) -> None:
+        """Calls on the CPU are over when they return."""
+
+    def release(self) -> None:
+        """Memory of the CPU needs nothing."""
+
+
+def timer(device: str, quick: bool = False) -> CudaTimer | CpuTimer:
+    """The timer for a kind of device, cuda or cpu."""
+    return CudaTimer(quick) if device == "cuda" else CpuTimer(quick)

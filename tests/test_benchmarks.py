@@ -1,0 +1,75 @@
+"""The benchmark harness, as far as the CPU can run it."""
+
+import json
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from benchmarks import __main__ as benchmarks  # noqa: E402
+from benchmarks import rms_norm as rms_norm_benchmark  # noqa: E402
+from cuops._bench import report  # noqa: E402
+from cuops._bench import rms_norm as operator  # noqa: E402
+from cuops._bench.case import TOLERANCE, Case, available, measure  # noqa: E402
+from cuops._bench.timing import CpuTimer  # noqa: E402
+
+SMALL = ["--device", "cpu", "--quick", "--shapes", "5x64", "3x33", "--without", "torch.compile"]
+
+
+def test_a_run_leaves_a_table_json_and_a_plot(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUOPS_COMMIT", "abc123")
+    assert benchmarks.main(["rms_norm", *SMALL, "--output", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "rms_norm.json").read_text())
+    assert written["provenance"]["commit"] == "abc123"
+    assert written["provenance"]["versions"]["torch"] == torch.__version__
+    assert list(written["sections"]) == [name for name in rms_norm_benchmark.SECTIONS if name != "grid"]
+    for record in written["sections"]["backward"]:
+        assert set(record["results"]) == {"cuops", "torch"}
+        assert all(result["us"] > 0 for result in record["results"].values())
+    assert (tmp_path / "rms_norm.png").read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"bfloat16 5×64 +\d", capsys.readouterr().out)
+
+
+def test_the_grid_ends_with_the_worst_ratio_to_the_best_peer(tmp_path, capsys):
+    assert benchmarks.main(["rms_norm", "--grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]) == 0
+    ratios = [float(line.split()[0]) for line in capsys.readouterr().out.split("best peer:\n")[1].splitlines() if " × " in line]
+    assert ratios == sorted(ratios) and len(ratios) == 4
+
+
+@pytest.mark.parametrize("kind", operator.KINDS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_right_results_pass_the_check_and_a_wrong_row_does_not(kind, dtype):
+    case = Case("rms_norm", kind, (4, 48), dtype)
+    arguments = operator.inputs(case, "cpu")
+    computed = operator.results(case, available("rms_norm", "cpu")["torch"], arguments)
+    assert max(operator.errors(case, computed, arguments).values()) <= TOLERANCE[dtype]
+    for result in computed.values():
+        result[-1] = 99
+    wrong = operator.errors(case, computed, arguments)
+    assert len(wrong) == len(computed) and min(wrong.values()) > TOLERANCE[dtype]
+
+
+def test_a_wrong_implementation_is_not_timed():
+    functions = {"cuops": lambda x, weight: x, "torch": available("rms_norm", "cpu")["torch"]}
+    record = measure(Case("rms_norm", "forward", (4, 48), torch.float32), functions, CpuTimer(quick=True), "cpu")
+    assert record["results"]["cuops"]["failure"] == "wrong result"
+    assert "to_best_peer" not in record and "us" in record["results"]["torch"]
+    assert "cuops fails: wrong result" in report.comparison([record])
+
+
+def test_a_failing_peer_leaves_the_others_measured():
+    def fails(**_):
+        raise RuntimeError("no such size")
+
+    functions = {**available("rms_norm", "cpu", leave_out=["torch.compile"]), "Liger": fails}
+    record = measure(Case("rms_norm", "forward", (4, 48), torch.float32), functions, CpuTimer(quick=True), "cpu")
+    assert record["results"]["Liger"] == {"failure": "RuntimeError: no such size"}
+    assert record["best_peer"] == "torch" and record["to_best_peer"] > 0
+
+
+def test_an_unknown_section_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmarks.main(["rms_norm", "sideways", "--device", "cpu"])
+    assert stopped.value.code == 2 and "sideways" in capsys.readouterr().err
