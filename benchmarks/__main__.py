@@ -16,7 +16,7 @@ from cuops._bench.timing import timer
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in re.split("[x×,]", text))
+    return tuple(int(size) for size in re.split("[x,]", text))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,23 +41,30 @@ def main(arguments: list[str] | None = None) -> int:
     names = options.sections or (["grid"] if options.grid else [name for name in benchmark.SECTIONS if name != "grid"])
     unknown = set(names) - benchmark.SECTIONS.keys()
     if unknown:
-        parser().error(f"{options.operator} has no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
+        parser().error(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
     functions = available(options.operator, options.device, options.without)
     clock = timer(options.device, options.quick)
-    content: dict[str, Any] = {"operator": options.operator, "provenance": report.provenance(options.device), "sections": {}}
+    content: dict[str, Any] = {
+        "operator": options.operator,
+        "provenance": report.provenance(options.device),
+        "sections": {},
+    }
     facts = content["provenance"]
-    print(f"{facts['device']}, {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}, commit {facts['commit']}")
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    print(f"{facts['device']}, {versions}, commit {facts['commit']}")
     stem = options.output / (f"{options.operator}_grid" if names == ["grid"] else options.operator)
     for name in names:
         print(f"\n{name}: {benchmark.SECTIONS[name].__doc__}", flush=True)
         content["sections"][name] = benchmark.SECTIONS[name](options, functions, clock)
         report.write_json(stem.with_suffix(".json"), content)
-    plotted = {name: content["sections"][name] for name in names if name in benchmark.PLOTTED and content["sections"][name]}
+    plotted = {
+        name: content["sections"][name] for name in names if name in benchmark.PLOTTED and content["sections"][name]
+    }
     if plotted:
         report.plot(stem.with_suffix(".png"), plotted, f"{options.operator} on {facts['device']}")
     print(f"\nwrote {', '.join(str(path) for path in sorted(options.output.glob(f'{stem.name}.*')))}")
-    failed = [r for records in content["sections"].values() for r in records if "failure" in r.get("results", {}).get("cuops", {})]
-    return 1 if failed else 0
+    records = [record for section in content["sections"].values() for record in section]
+    return int(any("failure" in record.get("results", {}).get("cuops", {}) for record in records))
 
 
 if __name__ == "__main__":

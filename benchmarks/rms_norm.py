@@ -23,7 +23,16 @@ Records = list[dict[str, Any]]
 Timer = CudaTimer | CpuTimer
 
 FORWARD = {
-    "b": [(32768, 256), (32768, 1024), (32768, 4096), (16384, 8192), (4096, 32768), (1024, 131072), (512, 262144), (16384, 4097)],
+    "b": [
+        (32768, 256),
+        (32768, 1024),
+        (32768, 4096),
+        (16384, 8192),
+        (4096, 32768),
+        (1024, 131072),
+        (512, 262144),
+        (16384, 4097),
+    ],
     "f": [(32768, 1024), (32768, 4096), (2048, 65536)],
     "h": [(32768, 4096)],
     "d": [(32768, 1024), (8192, 8192)],
@@ -37,7 +46,10 @@ SMALL = [(rows, n) for rows in (1, 8, 64) for n in (256, 1024, 4096, 16384)]
 HOST_ARRAYS = [("float32", 1024, 1024), ("float32", 8192, 4096), ("float32", 16384, 16384), ("float64", 16384, 16384)]
 
 GRID_SIZES = sorted(
-    {1 << k for k in range(6, 21)} | {(1 << k) + 8 for k in range(7, 20, 2)} | {96, 776, 1000, 5120, 7168, 24576, 100_000, 640_000} | {65, 257, 1023, 4097, 33333, 262_143, 999_999}
+    {1 << k for k in range(6, 21)}
+    | {(1 << k) + 8 for k in range(7, 20, 2)}
+    | {96, 776, 1000, 5120, 7168, 24576, 100_000, 640_000}
+    | {65, 257, 1023, 4097, 33333, 262_143, 999_999}
 )
 GRID_ROWS = (1, 16, 256, 4096, 131_072)
 GRID_ELEMENTS = 1 << 28  # a bound on memory, and on time
@@ -53,7 +65,9 @@ def _cases(kind: str, standard: dict[str, list[tuple[int, int]]], options: argpa
     return cases
 
 
-def _comparison(cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, calls: int = 1) -> Records:
+def _comparison(
+    cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, calls: int = 1
+) -> Records:
     records = measure_all(cases, functions, timer, options.device, calls)
     print(report.comparison(records))
     return records
@@ -80,7 +94,7 @@ def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) 
 
 
 def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
-    """time of a call on the host, 8×1024 bfloat16"""
+    """time of a call on the host, 8x1024 bfloat16"""
     x, weight = (torch.randn(shape, dtype=torch.bfloat16, device=options.device) for shape in ((8, 1024), (1024,)))
     records: Records = []
     for name, function in functions.items():
@@ -136,7 +150,9 @@ def host_arrays(options: argparse.Namespace, functions: dict[str, Any], timer: T
     """cuops.rms_norm_ in place on NumPy arrays, in milliseconds"""
     records: Records = []
     on_gpu = options.device == "cuda"
-    for dtype, rows, n in [("float32", 256, 512)] if options.device == "cpu" else HOST_ARRAYS[:2] if options.quick else HOST_ARRAYS:
+    for dtype, rows, n in (
+        [("float32", 256, 512)] if options.device == "cpu" else HOST_ARRAYS[:2] if options.quick else HOST_ARRAYS
+    ):
         block = np.random.default_rng().standard_normal((1 << 18,)).astype(dtype)
         fresh = np.resize(block, (rows, n))
         x = fresh.copy()
@@ -159,7 +175,7 @@ def host_arrays(options: argparse.Namespace, functions: dict[str, Any], timer: T
         records.append(record)
         timer.release()
     keys = list(dict.fromkeys(key for record in records for key in record if key.endswith("_ms")))
-    rows_ = [[f"{r['dtype']} {'×'.join(map(str, r['shape']))}", *(f"{r[key]:.2f}" for key in keys)] for r in records]
+    rows_ = [[f"{r['dtype']} {'x'.join(map(str, r['shape']))}", *(f"{r[key]:.2f}" for key in keys)] for r in records]
     print(report.table(["ms", *(key.removesuffix("_ms").replace("_", " ") for key in keys)], rows_))
     return records
 
@@ -193,10 +209,17 @@ def first_call(options: argparse.Namespace, functions: dict[str, Any], timer: Ti
     """the first call in a fresh process, in milliseconds beyond CUDA's own initialisation"""
     runs = []
     for _ in range(1 if options.quick else 3):
-        done = subprocess.run([sys.executable, "-c", FIRST_CALL, options.device], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_CALL, options.device], capture_output=True, text=True, check=True
+        )
         runs.append(json.loads(done.stdout.splitlines()[-1]))
     record = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-    print(report.table([key.removesuffix("_ms").replace("_", " ") for key in record], [[f"{value:.1f}" for value in record.values()]]))
+    print(
+        report.table(
+            [key.removesuffix("_ms").replace("_", " ") for key in record],
+            [[f"{value:.1f}" for value in record.values()]],
+        )
+    )
     return [record]
 
 
@@ -204,17 +227,30 @@ def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     """forward and backward at all sizes, the worst ratio to the best peer last"""
     records: Records = []
     sizes = GRID_SIZES[::6] if options.quick else GRID_SIZES
-    shapes = options.shapes or [(rows, n) for n in sizes for rows in GRID_ROWS if rows * n <= (1 << 14 if options.device == "cpu" else GRID_ELEMENTS)]
+    shapes = options.shapes or [
+        (rows, n)
+        for n in sizes
+        for rows in GRID_ROWS
+        if rows * n <= (1 << 14 if options.device == "cpu" else GRID_ELEMENTS)
+    ]
     for letter in options.dtypes or ("b", "f"):
         for kind in ("forward", "backward"):
             for tiny in (True, False):
-                cases = [Case("rms_norm", kind, shape, DTYPES[letter]) for shape in shapes if (shape[0] * shape[1] <= TINY) == tiny]
+                cases = [
+                    Case("rms_norm", kind, shape, DTYPES[letter])
+                    for shape in shapes
+                    if (shape[0] * shape[1] <= TINY) == tiny
+                ]
                 print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}")
                 records += _comparison(cases, options, functions, timer, calls=20 if tiny else 1)
-    compared = sorted((record for record in records if "to_best_peer" in record), key=lambda record: record["to_best_peer"])
+    compared = sorted(
+        (record for record in records if "to_best_peer" in record), key=lambda record: record["to_best_peer"]
+    )
     print("\nthe slowest against the best peer:")
     for record in compared[-10:]:
-        print(f"{record['to_best_peer']:.3f} × {record['best_peer']}: {record['kind']} {record['dtype']} {record['shape']}")
+        print(
+            f"{record['to_best_peer']:.3f}x {record['best_peer']}: {record['kind']} {record['dtype']} {record['shape']}"
+        )
     return records
 
 

@@ -36,8 +36,8 @@ class Case:
 
     @property
     def title(self) -> str:
-        """bfloat16 32768×4096, say."""
-        return f"{str(self.dtype).removeprefix('torch.')} {'×'.join(str(size) for size in self.shape)}"
+        """bfloat16 32768x4096, say."""
+        return f"{str(self.dtype).removeprefix('torch.')} {'x'.join(str(size) for size in self.shape)}"
 
 
 def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
@@ -62,7 +62,9 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
     return found
 
 
-def measure_all(cases: Sequence[Case], functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1) -> list[dict[str, Any]]:
+def measure_all(
+    cases: Sequence[Case], functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1
+) -> list[dict[str, Any]]:
     """`measure` for each case, with a progress bar."""
     records = []
     with tqdm(cases, unit="case", leave=False, dynamic_ncols=True, disable=None) as bar:
@@ -72,12 +74,19 @@ def measure_all(cases: Sequence[Case], functions: dict[str, Any], timer: CudaTim
     return records
 
 
-def measure(case: Case, functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1) -> dict[str, Any]:
+def measure(
+    case: Case, functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1
+) -> dict[str, Any]:
     """Checks each implementation against the reference and times it: a JSON-ready record."""
     module = case.module
     torch.compiler.reset()  # or the hundredth shape would meet the limit on recompilations
     roof = getattr(timer, module.ROOF)(module.traffic(case), calls)
-    record: dict[str, Any] = {"kind": case.kind, "shape": case.shape, "dtype": str(case.dtype).removeprefix("torch."), "roof_us": roof}
+    record: dict[str, Any] = {
+        "kind": case.kind,
+        "shape": case.shape,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "roof_us": roof,
+    }
     record["results"] = results = {}
     arguments = module.inputs(case, device)
     for name, function in functions.items():
@@ -90,7 +99,6 @@ def measure(case: Case, functions: dict[str, Any], timer: CudaTimer | CpuTimer, 
             results[name] = {"us": microseconds, "of_roof": roof / microseconds, "errors": errors}
         except Exception as error:  # a peer may fail in any way, and the others are still to be measured
             results[name] = {"failure": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-    del arguments
     timer.release()
     times = {name: result["us"] for name, result in results.items() if "us" in result}
     peers = {name: time for name, time in times.items() if name != "cuops"}

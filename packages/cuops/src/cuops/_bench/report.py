@@ -16,7 +16,17 @@ import torch
 
 from .. import _backend, _driver, errors
 
-PEERS = ("torch", "triton", "numpy", "cuops", "quack-kernels", "liger-kernel", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+PEERS = (
+    "torch",
+    "triton",
+    "numpy",
+    "cuops",
+    "quack-kernels",
+    "liger-kernel",
+    "nvidia-cudnn-frontend",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu12",
+)
 
 
 def _commit() -> str | None:
@@ -69,7 +79,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Columns of text, the first to the left and the others to the right."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
@@ -78,7 +93,7 @@ def comparison(records: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(name for record in records for name in record["results"]))
     rows = []
     for record in records:
-        row = [f"{record['dtype']} {'×'.join(map(str, record['shape']))}", f"{record['roof_us']:.1f}"]
+        row = [f"{record['dtype']} {'x'.join(map(str, record['shape']))}", f"{record['roof_us']:.1f}"]
         for name in names:
             result = record["results"].get(name, {})
             row.append(f"{result['us']:.1f} {result['of_roof']:.2f}" if "us" in result else "fails" if result else "")
@@ -98,13 +113,15 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) -> None:
     """Bars of the fraction of the roof, a panel a section."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
+    mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     tallest = max(len(records) for records in sections.values())
-    figure, axes = plt.subplots(1, len(sections), figsize=(7.5 * len(sections), 1.5 + 0.62 * tallest), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(sections), figsize=(7.5 * len(sections), 1.5 + 0.62 * tallest), squeeze=False, layout="constrained"
+    )
     for axis, (name, records) in zip(axes[0], sections.items(), strict=True):
         names = list(dict.fromkeys(n for record in records for n in record["results"]))
         height = 0.84 / len(names)
@@ -114,7 +131,9 @@ def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) 
             color = "#76b900" if implementation == "cuops" else plt.get_cmap("Greys")(0.75 - 0.5 * i / len(names))
             axis.barh(places, values, height, label=implementation, color=color)
         axis.axvline(1, color="black", linewidth=0.8, linestyle=":")
-        axis.set_yticks(range(len(records)), [f"{record['dtype']} {'×'.join(map(str, record['shape']))}" for record in records])
+        axis.set_yticks(
+            range(len(records)), [f"{record['dtype']} {'x'.join(map(str, record['shape']))}" for record in records]
+        )
         axis.invert_yaxis()
         axis.set(title=name, xlabel="time of a device copy of the same bytes / time (1 = as fast as memory)")
         axis.spines[["top", "right"]].set_visible(False)

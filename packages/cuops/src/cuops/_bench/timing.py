@@ -39,7 +39,9 @@ class CudaTimer:
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
                 call()
-        milliseconds = do_bench(graph.replay, warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="median")
+        milliseconds = do_bench(
+            graph.replay, warmup=self.milliseconds // 4, rep=self.milliseconds, return_mode="median"
+        )
         return float(milliseconds) * 1e3 / calls
 
     def direct(self, make: Callable[[], Call]) -> float:
@@ -61,13 +63,13 @@ class CudaTimer:
         torch.cuda.synchronize()
         return statistics.median(batches) * 1e6
 
-    @functools.cache  # noqa: B019: a timer lives as long as the run
+    @functools.cache  # noqa: B019 (a timer lives as long as the run)
     def copy(self, traffic: int, calls: int = 1) -> float:
         """The device's own copy that reads and writes `traffic` bytes in all."""
         source, target = (torch.empty(max(traffic // 2, 1), dtype=torch.uint8, device="cuda") for _ in range(2))
         return self.kernel(lambda: lambda: target.copy_(source), calls)
 
-    @functools.cache  # noqa: B019: a timer lives as long as the run
+    @functools.cache  # noqa: B019 (a timer lives as long as the run)
     def fill(self, traffic: int, calls: int = 1) -> float:
         """The device's own fill that writes `traffic` bytes."""
         target = torch.empty(max(traffic // 4, 1), dtype=torch.float32, device="cuda")
