@@ -68,11 +68,12 @@ RmsNormFwdParams fwd_params(TensorView x, double eps, double weight_offset) {
   if (!(eps >= 0) || std::isinf(eps)) raise("ValueError", "eps: expected a finite number of at least 0, got " + std::to_string(eps));
   RmsNormFwdParams p{};
   p.n = x.size(x.ndim() - 1);
-  p.rows = p.n ? x.numel() / p.n : 0;
-  p.inverse_n = 1.0 / p.n;
-  p.eps = eps;
-  p.sqrt_eps = std::sqrt(eps);
-  p.weight_offset = weight_offset;
+  p.rows = p.n > 0 ? x.numel() / p.n : 0;
+  const double inverse_n = 1.0 / p.n;
+  const float rounded = static_cast<float>(inverse_n);
+  p.float64 = {inverse_n, 0, eps, std::sqrt(eps), weight_offset};
+  p.float32 = {rounded, static_cast<float>(inverse_n - rounded), static_cast<float>(eps), static_cast<float>(std::sqrt(eps)),
+               static_cast<float>(weight_offset)};
   return p;
 }
 

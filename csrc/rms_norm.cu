@@ -13,6 +13,20 @@ struct Rstd {
 };
 
 template <class Acc>
+__device__ const RmsNormScalars<Acc>& scalars(const RmsNormFwdParams& p) {
+  if constexpr (kSame<Acc, double>) {
+    return p.float64;
+  } else {
+    return p.float32;
+  }
+}
+
+template <class Acc>
+__device__ Acc mean_plus_eps(Acc sum, const RmsNormScalars<Acc>& s, Acc eps) {
+  return fma(sum, s.inverse_n, fma(sum, s.inverse_n_rest, eps));
+}
+
+template <class Acc>
 struct Range;
 template <>
 struct Range<float> {
@@ -28,10 +42,11 @@ struct Range<double> {
 // The careful way, for rows whose squares overflow or drown: brings the larger of the row and sqrt(eps) near 1, exactly.
 // Out of line and from memory, so that ordinary rows pay nothing for it.
 template <class T>
-__device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long n, const RmsNormFwdParams& p, const Cluster& cluster) {
+__device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long n, const RmsNormScalars<Accumulator<T>>& s,
+                                                          const Cluster& cluster) {
   using Acc = Accumulator<T>;
   const long long first = cluster.rank * blockDim.x + threadIdx.x, step = cluster.size * blockDim.x;
-  Acc largest = p.sqrt_eps;
+  Acc largest = s.sqrt_eps;
 #pragma unroll 1
   for (long long i = first; i < n; i += step) largest = Max()(largest, abs(convert<Acc>(x[i])));
   largest = reduce_row(largest, cluster, Max());
@@ -39,8 +54,9 @@ __device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long 
   Acc sum = 0;
 #pragma unroll 1
   for (long long i = first; i < n; i += step) sum += convert<Acc>(x[i]) * scale * (convert<Acc>(x[i]) * scale);
-  const Acc mean_eps = reduce_row(sum, cluster, Sum()) * Acc(p.inverse_n) + Acc(p.eps) * scale * scale;
-  return {scale, mean_eps == Acc(0) ? Acc(0) : rsqrt_rn(mean_eps)};  // zeros give zeros, also with eps = 0
+  sum = reduce_row(sum, cluster, Sum());
+  const Acc mean = isinf(sum) ? sum : mean_plus_eps(sum, s, s.eps * scale * scale);
+  return {scale, mean == Acc(0) || isinf(mean) ? Acc(0) : rsqrt_rn(mean)};  // zeros give zeros, also with eps = 0
 }
 
 // kResident vectors a thread stay in registers between the two passes over the row; 0 reads the row again instead.
@@ -95,10 +111,11 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
     });
   }
   sum = reduce_row(sum, cluster, Sum());
-  const Acc mean_eps = sum * Acc(p.inverse_n) + Acc(p.eps);
+  const auto& constants = scalars<Acc>(p);
+  const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
   Rstd<Acc> rstd{Acc(1), rsqrt_rn(mean_eps)};
   if (!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)) {
-    rstd = careful_rstd(x.data, active ? p.n : 0, p, cluster);
+    rstd = careful_rstd(x.data, active ? p.n : 0, constants, cluster);
   }
   if (p.rstd && active && first == 0) static_cast<Acc*>(p.rstd)[row] = rstd.scale * rstd.value;
 
@@ -112,7 +129,7 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
     if (p.weight) {
       const auto weight = load_parameters<T, kAligned, Index>(p.weight, p.weight_wide, start, p.n);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] *= weight.at[j] + Acc(p.weight_offset);
+      for (int j = 0; j < kWidth; ++j) wide.at[j] *= weight.at[j] + constants.weight_offset;
     }
     if (p.bias) {
       const auto bias = load_parameters<T, kAligned, Index>(p.bias, p.bias_wide, start, p.n);
@@ -130,7 +147,7 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 #define RMS_NORM_FWD(name, T, kResident, layout, kAligned)                                        \
-  extern "C" __global__ void rms_norm_fwd_##name##_##kResident##_##layout(cuops::RmsNormFwdParams p) { \
+  extern "C" __global__ void __launch_bounds__(kResident == 1 ? 128 : 1024) rms_norm_fwd_##name##_##kResident##_##layout(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd<T, kResident, kAligned>(p);                                               \
   }
 

@@ -6,6 +6,14 @@
 
 namespace cuops {
 
+// What the sums need, in their own precision.
+template <class Acc>
+struct RmsNormScalars {
+  Acc inverse_n, inverse_n_rest;  // their sum is 1 / n, to twice the precision
+  Acc eps, sqrt_eps;
+  Acc weight_offset;
+};
+
 struct RmsNormFwdParams {
   Rows x, residual, y, h;  // h = x + residual, where there is a residual
   long long rows;
@@ -13,12 +21,11 @@ struct RmsNormFwdParams {
   const void* weight;
   const void* bias;
   void* rstd;  // one a row, in the dtype of the sums
-  double inverse_n;
-  double eps, sqrt_eps;
-  double weight_offset;
+  RmsNormScalars<double> float64;
+  RmsNormScalars<float> float32;
   DType y_dtype;
   bool weight_wide, bias_wide;  // they have the dtype of the sums (float32) where x has 16 bits
 };
-static_assert(sizeof(RmsNormFwdParams) == 208, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormFwdParams) == 232, "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -57,10 +57,11 @@ __device__ To convert(From v) {
   }
 }
 
-// 1 / sqrt(v), the last bit refined: the hardware's own is 2 units off.
+// 1 / sqrt(v) for finite v > 0, within 0.6 units in the last place: the hardware's own is 2 units off.
 __device__ inline float rsqrt_rn(float v) {
-  const float r = rsqrtf(v);
-  return r * fmaf(fmaf(-v * r, r, 1.0f), 0.5f, 1.0f);
+  const float r = rsqrtf(v), vr = v * r;
+  const float residual = fmaf(-vr, r, 1.0f) - fmaf(v, r, -vr) * r;
+  return fmaf(0.5f * r, residual, r);
 }
 __device__ inline double rsqrt_rn(double v) { return rsqrt(v); }
 

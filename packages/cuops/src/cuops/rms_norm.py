@@ -62,7 +62,7 @@ def rms_norm(
             return y
         except errors.CuopsError:
             raise
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError, BufferError):
             pass  # the library refuses an argument, which below is converted or gets its error
 
     dims = _check(x, weight, bias, residual, eps, weight_offset, normalized_shape, out_dtype)
@@ -148,7 +148,7 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
     import numpy as np
 
     device = _backend.gpu_for_host_arrays()
-    if device is None or residual is not None:
+    if device is None or residual is not None or x.size == 0:
         y, h, rstd = reference.rms_norm_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype)
         if out is None:
             return y, h, rstd
@@ -196,6 +196,8 @@ if torch is not None:
 
     def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
         library = _backend.library()
+        if x.numel() == 0:
+            return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
         y, h, rstd = _empty_results(x, residual, out_dtype)
         x, residual = (a if a is None or library.rows_are_readable(a) else a.contiguous() for a in (x, residual))
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -203,12 +205,12 @@ if torch is not None:
         library.rms_norm_fwd(y, None if residual is None else h, rstd, x, residual, weight, bias, eps, weight_offset)
         return y, h, rstd
 
-    def _fwd_cpu(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
         y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
         return y, x.new_empty(0) if residual is None else h, rstd
 
     _library.impl("rms_norm_fwd", _fwd_cuda, "CUDA")
-    _library.impl("rms_norm_fwd", _fwd_cpu, "CPU")
+    _library.impl("rms_norm_fwd", _fwd_plain, "CPU")
 
     def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
         x, residual, weight, bias, eps, weight_offset, out_dtype = inputs
