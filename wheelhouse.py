@@ -1,4 +1,4 @@
-"""Builds the wheels and source distributions of packages/ for nox sessions, each backend with a toolchain unpacked once."""
+"""Builds the wheels and source distributions of packages/ for nox; the toolchain of each backend is unpacked once."""
 
 from __future__ import annotations
 
@@ -36,5 +36,7 @@ def build(session: nox.Session, rows: list[str], folder: Path) -> list[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     for name, row in packages.items():
         path = {"PYTHONPATH": str(toolchain(session, row))} if row else {}
-        session.run("python", "-m", "build", "--no-isolation", "-o", str(folder), f"packages/{name}", env=path, silent=True)
+        session.run(
+            "python", "-m", "build", "--no-isolation", "-o", str(folder), f"packages/{name}", env=path, silent=True
+        )
     return sorted(folder.glob("*.whl"))

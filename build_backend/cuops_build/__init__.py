@@ -1,4 +1,4 @@
-"""The PEP 517 backend of every package here: hatchling, which finds our plugins in hatch_build.py beside this package."""
+"""The PEP 517 backend of every package here: hatchling, whose hooks are in hatch_build.py beside this package."""
 
 from hatchling.build import (  # noqa: F401
     build_editable,

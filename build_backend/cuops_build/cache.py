@@ -39,4 +39,4 @@ def store(name: str, product: bytes) -> None:
     directory().mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
         file.write(product)
-    os.replace(file.name, directory() / name)
+    Path(file.name).replace(directory() / name)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +15,14 @@ from . import cache
 from .nvrtc import BuildError
 
 GLIBC = "2.17"  # manylinux_2_17: every Linux that a CUDA driver runs on
-FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", "-Wall", "-Wextra", "-Wno-unused-parameter")
-LINK = ("-shared", "-s", "-Wl,--gc-sections", "-Wl,-soname,libcuops.so", "-Wl,--build-id=none")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
+FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", *WARNINGS)
+LINK = (
+    *("-shared", "-s", "-O2", "-Wl,--gc-sections", "-Wl,-soname,libcuops.so", "-Wl,--build-id=none"),
+    *("-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"),
+)
+# tvm-ffi's library is there when ours is loaded; a stand-in with its soname serves every machine when linking.
+STAND_IN = ("-shared", "empty.c", "-Wl,-soname,libtvm_ffi.so", "-o", "libtvm_ffi.so")
 
 IMAGES_SOURCE = """
 .section .cuops_images, "a"
@@ -30,15 +35,16 @@ cuops_images: .incbin "images.bin"
 
 
 def _zig(*arguments: str, cwd: Path) -> None:
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(cache.directory() / "zig"), "ZIG_LOCAL_CACHE_DIR": str(cache.directory() / "zig")}
+    zig_cache = str(cache.directory() / "zig")
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
     command = [sys.executable, "-m", "ziglang", *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
-    """libcuops.so of all of `csrc`'s C++ for x86_64 or aarch64, with the packed device `images` in a section of its own."""
+    """libcuops.so of all of `csrc`'s C++ for x86_64 or aarch64, the packed device `images` in their own section."""
     csrc = csrc.resolve()
     ffi = Path(str(metadata.distribution("apache-tvm-ffi").locate_file("tvm_ffi")))
     versions = tuple(f"{name} {metadata.version(name)}" for name in ("ziglang", "apache-tvm-ffi"))
@@ -46,14 +52,19 @@ def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
     headers = sorted(csrc.rglob("*.h"))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         scratch = Path(folder)
-        prefixes = (f"-ffile-prefix-map={csrc}=csrc", f"-ffile-prefix-map={ffi}=tvm_ffi", f"-ffile-prefix-map={scratch}=.")
+        names = {csrc: "csrc", ffi: "tvm_ffi", scratch: "."}  # so that no folder of this machine gets into the library
+        paths = (
+            *(f"-ffile-prefix-map={path}={name}" for path, name in names.items()),
+            f"-I{csrc}",
+            f"-I{ffi / 'include'}",
+        )
 
         def compile_one(source: Path) -> Path:
             name = cache.key(*versions, target, *FLAGS, files=[source, *headers], root=csrc)
             product = scratch / f"{name}.o"
             stored = cache.load(name)
             if stored is None:
-                _zig("c++", "-target", target, *FLAGS, *prefixes, f"-I{csrc}", f"-I{ffi / 'include'}", "-c", str(source), "-o", product.name, cwd=scratch)
+                _zig("c++", "-target", target, *FLAGS, *paths, "-c", str(source), "-o", product.name, cwd=scratch)
                 cache.store(name, product.read_bytes())
             else:
                 product.write_bytes(stored)
@@ -65,11 +76,10 @@ def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
         if library is None:
             (scratch / "images.bin").write_bytes(images)
             (scratch / "images.S").write_text(IMAGES_SOURCE)
-            # tvm-ffi's library is there when ours is loaded; a stand-in with its soname serves every machine when linking.
             (scratch / "empty.c").write_text("")
-            _zig("cc", "-target", target, "-shared", "empty.c", "-Wl,-soname,libtvm_ffi.so", "-o", "libtvm_ffi.so", cwd=scratch)
-            objects_names = [path.name for path in objects]
-            _zig("c++", "-target", target, *LINK, "-O2", *objects_names, "images.S", "-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs", "-o", "libcuops.so", cwd=scratch)
+            _zig("cc", "-target", target, *STAND_IN, cwd=scratch)
+            inputs = (*(path.name for path in objects), "images.S")
+            _zig("c++", "-target", target, *inputs, *LINK, "-o", "libcuops.so", cwd=scratch)
             library = (scratch / "libcuops.so").read_bytes()
             cache.store(name, library)
         return library

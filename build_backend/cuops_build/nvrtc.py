@@ -41,7 +41,9 @@ def _wheel_files(cuda: Cuda) -> dict[str, Path]:
             wheel = None
         if wheel is None or wheel.version != version:
             found = f"{name} {wheel.version}" if wheel else "none"
-            raise BuildError(f"{cuda.distribution} is built with {requirement}, found {found}: pip install {requirement}")
+            raise BuildError(
+                f"{cuda.distribution} is built with {requirement}, found {found}: pip install {requirement}"
+            )
         files.update({file.name: Path(str(wheel.locate_file(file))) for file in wheel.files or ()})
     return files
 
@@ -96,12 +98,15 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
                 paths = (f"-I{csrc}", f"-I{include}")
                 future = None
                 if product is None:
-                    future = pool.submit(_compile, library, builtins, source.read_text(), source.name, options + paths, ptx)
+                    future = pool.submit(
+                        _compile, library, builtins, source.read_text(), source.name, options + paths, ptx
+                    )
                 pending.append((source.stem, capability, ptx, name, product, future))
         for op, capability, ptx, name, product, future in pending:
-            if product is None:
+            if future is not None:
                 product = future.result()
                 cache.store(name, product)
+            assert product is not None
             yield Image(op, capability, ptx, product)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,12 @@ from .table import Cuda
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ("build_backend", "csrc")
 
-BUILD_REQUIRES = ("hatchling==1.33.0", "hatch-vcs==0.5.0", "setuptools-scm==10.3.4", "tomli==2.2.1; python_version < '3.11'")
+BUILD_REQUIRES = (
+    "hatchling==1.33.0",
+    "hatch-vcs==0.5.0",
+    "setuptools-scm==10.3.4",
+    "tomli==2.2.1; python_version < '3.11'",
+)
 COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "lz4==4.4.5", "ziglang==0.17.0")
 
 PYPROJECT = """\
@@ -75,7 +79,9 @@ def docs_table(rows: dict[str, Cuda]) -> str:
     lines = ["| Package | CUDA | Driver | Compute capabilities | Newer GPUs |", "|---|---|---|---|---|"]
     for c in rows.values():
         capabilities = ", ".join(capability(a) for a in c.architectures)
-        lines.append(f"| `{c.distribution}` | {c.cuda} | {c.driver} or newer | {capabilities} | PTX of {capability(c.ptx)} |")
+        lines.append(
+            f"| `{c.distribution}` | {c.cuda} | {c.driver} or newer | {capabilities} | PTX of {capability(c.ptx)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -118,7 +124,7 @@ def main(check: bool) -> int:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / path).write_text(text)
     for path, target in links(rows).items():
-        if (ROOT / path).is_symlink() and os.readlink(ROOT / path) == target:
+        if (ROOT / path).is_symlink() and (ROOT / path).readlink() == Path(target):
             continue
         stale += 1
         print(f"{'stale' if check else 'linked'}: {path}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ImportError:  # Python 3.10
+else:
     import tomli as tomllib
 
 
@@ -26,10 +27,12 @@ class Cuda:
 
     @property
     def distribution(self) -> str:
+        """What pip calls the backend."""
         return f"cuops-{self.name}"
 
     @property
     def package(self) -> str:
+        """What Python imports."""
         return f"cuops_{self.name}"
 
 

@@ -35,12 +35,18 @@ def scheme(version: Any) -> str:
     tag = str(version.tag) if version.node and version.tag else "0.0.0"
     described = subprocess.run(
         ["git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"],
-        cwd=version.config.absolute_root, capture_output=True, text=True, check=False,
+        cwd=version.config.absolute_root,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     since = f"{described.stdout.strip()}..HEAD" if described.returncode == 0 else "HEAD"
     log = subprocess.run(
         ["git", "log", "--format=%B%x00", since],
-        cwd=version.config.absolute_root, capture_output=True, text=True, check=True,
+        cwd=version.config.absolute_root,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     messages = [message.strip() for message in log.split("\0") if message.strip()]
     release = tuple(int(part) for part in tag.split(".")[:3])

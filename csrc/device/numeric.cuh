@@ -36,7 +36,10 @@ struct Pointee<const T*> {
 };
 
 template <class T>
-constexpr DType kDTypeOf = kSame<T, double> ? kFloat64 : kSame<T, float> ? kFloat32 : kSame<T, __half> ? kFloat16 : kBFloat16;
+constexpr DType kDTypeOf = kSame<T, double>   ? kFloat64
+                           : kSame<T, float>  ? kFloat32
+                           : kSame<T, __half> ? kFloat16
+                                              : kBFloat16;
 
 // Sums run in float32, and in float64 for float64.
 template <class T>
@@ -66,9 +69,7 @@ __device__ inline float rsqrt_rn(float v) {
 __device__ inline double rsqrt_rn(double v) { return rsqrt(v); }
 
 // The power of two that brings v, finite and not negative, to [1, 2), or as near as a finite factor can.
-__device__ inline float power_of_two_to_one(float v) {
-  return __int_as_float(max(254 - (__float_as_int(v) >> 23), 1) << 23);
-}
+__device__ inline float power_of_two_to_one(float v) { return __int_as_float(max(254 - (__float_as_int(v) >> 23), 1) << 23); }
 __device__ inline double power_of_two_to_one(double v) {
   return __hiloint2double(max(2046 - (__double2hiint(v) >> 20), 1) << 20, 0);
 }

@@ -85,7 +85,7 @@ __device__ __noinline__ void store_as(DType dtype, void* data, long long start, 
   }
 }
 
-// Parameters (a weight, say) for the elements from `start` on; outside [0, n) anything. They have the row's dtype or that of its sums.
+// Parameters (a weight, say) for the elements from `start` on; outside [0, n) anything. They have the row's dtype or its sums'.
 template <class T, bool kAligned, class Index>
 __device__ Pack<Accumulator<T>, kVectorWidth<T>> load_parameters(const void* data, bool wide, Index start, Index n) {
   using Acc = Accumulator<T>;

@@ -21,10 +21,9 @@ Driver resolve() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) raise("cuops.errors.DriverNotFoundError", std::string(dlerror()));
   Driver d;
-#define CUOPS_RESOLVE(name, symbol, ...) \
-  d.name = reinterpret_cast<decltype(d.name)>(dlsym(library, symbol));
-#define CUOPS_REQUIRE(name, symbol, ...)                                                                  \
-  CUOPS_RESOLVE(name, symbol)                                                                             \
+#define CUOPS_RESOLVE(name, symbol, ...) d.name = reinterpret_cast<decltype(d.name)>(dlsym(library, symbol));
+#define CUOPS_REQUIRE(name, symbol, ...) \
+  CUOPS_RESOLVE(name, symbol)            \
   if (d.name == nullptr) raise("cuops.errors.DriverTooOldError", "libcuda.so.1 has no symbol " symbol);
   CUOPS_DRIVER_FUNCTIONS(CUOPS_REQUIRE)
   CUOPS_OPTIONAL_DRIVER_FUNCTIONS(CUOPS_RESOLVE)

@@ -38,39 +38,39 @@ constexpr int kMaxDynamicSharedBytes = 8;                                       
 constexpr int kClusterDimension = 4;                                                                  // CUlaunchAttributeID
 
 // F(name, exported symbol, parameter types). A suffix like _v2 names the version of the entry point that the types are of.
-#define CUOPS_DRIVER_FUNCTIONS(F)                                                                                     \
-  F(Init, "cuInit", unsigned)                                                                                         \
-  F(DriverGetVersion, "cuDriverGetVersion", int*)                                                                     \
-  F(GetErrorName, "cuGetErrorName", CUresult, const char**)                                                           \
-  F(GetErrorString, "cuGetErrorString", CUresult, const char**)                                                       \
-  F(DeviceGetCount, "cuDeviceGetCount", int*)                                                                         \
-  F(DeviceGet, "cuDeviceGet", CUdevice*, int)                                                                         \
-  F(DeviceGetAttribute, "cuDeviceGetAttribute", int*, int, CUdevice)                                                  \
-  F(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CUcontext*, CUdevice)                                         \
-  F(CtxGetCurrent, "cuCtxGetCurrent", CUcontext*)                                                                     \
-  F(CtxPushCurrent, "cuCtxPushCurrent_v2", CUcontext)                                                                 \
-  F(CtxPopCurrent, "cuCtxPopCurrent_v2", CUcontext*)                                                                  \
-  F(ModuleLoadData, "cuModuleLoadData", CUmodule*, const void*)                                                       \
-  F(ModuleGetFunction, "cuModuleGetFunction", CUfunction*, CUmodule, const char*)                                     \
-  F(FuncSetAttribute, "cuFuncSetAttribute", CUfunction, int, int)                                                     \
-  F(LaunchKernel, "cuLaunchKernel", CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-    CUstream, void**, void**)                                                                                         \
-  F(MemAlloc, "cuMemAlloc_v2", CUdeviceptr*, std::size_t)                                                             \
-  F(MemFree, "cuMemFree_v2", CUdeviceptr)                                                                             \
-  F(MemHostAlloc, "cuMemHostAlloc", void**, std::size_t, unsigned)                                                    \
-  F(MemFreeHost, "cuMemFreeHost", void*)                                                                              \
-  F(MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void*, std::size_t, CUstream)                         \
-  F(MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", void*, CUdeviceptr, std::size_t, CUstream)                               \
-  F(PointerGetAttribute, "cuPointerGetAttribute", void*, int, CUdeviceptr)                                            \
-  F(StreamCreate, "cuStreamCreate", CUstream*, unsigned)                                                              \
-  F(StreamSynchronize, "cuStreamSynchronize", CUstream)                                                               \
+#define CUOPS_DRIVER_FUNCTIONS(F)                                                                                               \
+  F(Init, "cuInit", unsigned)                                                                                                   \
+  F(DriverGetVersion, "cuDriverGetVersion", int*)                                                                               \
+  F(GetErrorName, "cuGetErrorName", CUresult, const char**)                                                                     \
+  F(GetErrorString, "cuGetErrorString", CUresult, const char**)                                                                 \
+  F(DeviceGetCount, "cuDeviceGetCount", int*)                                                                                   \
+  F(DeviceGet, "cuDeviceGet", CUdevice*, int)                                                                                   \
+  F(DeviceGetAttribute, "cuDeviceGetAttribute", int*, int, CUdevice)                                                            \
+  F(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CUcontext*, CUdevice)                                                   \
+  F(CtxGetCurrent, "cuCtxGetCurrent", CUcontext*)                                                                               \
+  F(CtxPushCurrent, "cuCtxPushCurrent_v2", CUcontext)                                                                           \
+  F(CtxPopCurrent, "cuCtxPopCurrent_v2", CUcontext*)                                                                            \
+  F(ModuleLoadData, "cuModuleLoadData", CUmodule*, const void*)                                                                 \
+  F(ModuleGetFunction, "cuModuleGetFunction", CUfunction*, CUmodule, const char*)                                               \
+  F(FuncSetAttribute, "cuFuncSetAttribute", CUfunction, int, int)                                                               \
+  F(LaunchKernel, "cuLaunchKernel", CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
+    void**, void**)                                                                                                             \
+  F(MemAlloc, "cuMemAlloc_v2", CUdeviceptr*, std::size_t)                                                                       \
+  F(MemFree, "cuMemFree_v2", CUdeviceptr)                                                                                       \
+  F(MemHostAlloc, "cuMemHostAlloc", void**, std::size_t, unsigned)                                                              \
+  F(MemFreeHost, "cuMemFreeHost", void*)                                                                                        \
+  F(MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void*, std::size_t, CUstream)                                   \
+  F(MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", void*, CUdeviceptr, std::size_t, CUstream)                                         \
+  F(PointerGetAttribute, "cuPointerGetAttribute", void*, int, CUdeviceptr)                                                      \
+  F(StreamCreate, "cuStreamCreate", CUstream*, unsigned)                                                                        \
+  F(StreamSynchronize, "cuStreamSynchronize", CUstream)                                                                         \
   F(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", int*)
 
 // Younger than the oldest driver that cuops runs on: nullptr where the driver has none.
-#define CUOPS_OPTIONAL_DRIVER_FUNCTIONS(F)                                                                            \
+#define CUOPS_OPTIONAL_DRIVER_FUNCTIONS(F)                                                                           \
   F(LibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, void*, void**, unsigned, void*, void**, unsigned) \
-  F(LibraryGetKernel, "cuLibraryGetKernel", CUfunction*, CUlibrary, const char*)                                      \
-  F(KernelSetAttribute, "cuKernelSetAttribute", int, int, CUfunction, CUdevice)                                       \
+  F(LibraryGetKernel, "cuLibraryGetKernel", CUfunction*, CUlibrary, const char*)                                     \
+  F(KernelSetAttribute, "cuKernelSetAttribute", int, int, CUfunction, CUdevice)                                      \
   F(LaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)
 
 struct Driver {

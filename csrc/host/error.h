@@ -7,8 +7,6 @@
 
 namespace cuops {
 
-[[noreturn]] inline void raise(const char* kind, const std::string& message) {
-  throw tvm::ffi::Error(kind, message, "");
-}
+[[noreturn]] inline void raise(const char* kind, const std::string& message) { throw tvm::ffi::Error(kind, message, ""); }
 
 }  // namespace cuops

@@ -73,11 +73,10 @@ const std::vector<Image>& images() {
 const Image& choose_image(const std::string& op, int capability) {
   const Image* best = nullptr;
   for (const Image& image : images()) {
-    const bool fits = image.op == op && image.capability <= capability &&
-                      (image.ptx || image.capability / 10 == capability / 10);
+    const bool fits = image.op == op && image.capability <= capability && (image.ptx || image.capability / 10 == capability / 10);
     if (!fits) continue;
-    const bool better = best == nullptr || (best->ptx && !image.ptx) ||
-                        (best->ptx == image.ptx && best->capability < image.capability);
+    const bool better =
+        best == nullptr || (best->ptx && !image.ptx) || (best->ptx == image.ptx && best->capability < image.capability);
     if (better) best = &image;
   }
   if (best == nullptr) {

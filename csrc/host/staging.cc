@@ -80,7 +80,8 @@ LanePool& pool() {
   return *lanes;
 }
 
-void copy_rows(char* to, std::int64_t to_stride, const char* from, std::int64_t from_stride, std::int64_t rows, std::int64_t bytes) {
+void copy_rows(char* to, std::int64_t to_stride, const char* from, std::int64_t from_stride, std::int64_t rows,
+               std::int64_t bytes) {
   if (to_stride == bytes && from_stride == bytes) {
     std::memcpy(to, from, rows * bytes);
     return;
@@ -100,8 +101,8 @@ struct Slot {
 bool is_page_locked(const HostRows& rows) {
   unsigned type = 0;
   constexpr int kMemoryType = 2, kHost = 1;
-  return rows.stride == rows.bytes && driver().PointerGetAttribute(&type, kMemoryType, reinterpret_cast<CUdeviceptr>(rows.data)) == 0 &&
-         type == kHost;
+  return rows.stride == rows.bytes &&
+         driver().PointerGetAttribute(&type, kMemoryType, reinterpret_cast<CUdeviceptr>(rows.data)) == 0 && type == kHost;
 }
 
 void upload(const Lane& lane, const Slot& slot, std::int64_t first, std::int64_t count) {

@@ -38,15 +38,18 @@ void expect_same_shape(TensorView t, const char* name, TensorView as, const char
   bool same = t.ndim() == as.ndim();
   for (int i = 0; same && i < t.ndim(); ++i) same = t.size(i) == as.size(i);
   if (!same) {
-    raise("ValueError", std::string(name) + ": expected the shape of " + as_name + ", " + shape_text(as) + ", got " + shape_text(t));
+    raise("ValueError",
+          std::string(name) + ": expected the shape of " + as_name + ", " + shape_text(as) + ", got " + shape_text(t));
   }
 }
 
 void expect_device(TensorView t, const char* name, DLDevice device) {
   const DLDevice d = t.device();
   if (d.device_type == device.device_type && d.device_id == device.device_id) return;
-  auto text = [](DLDevice d) { return (d.device_type == kDLCUDA ? "cuda:" : "device type ") +
-                                      std::to_string(d.device_type == kDLCUDA ? d.device_id : d.device_type); };
+  auto text = [](DLDevice d) {
+    return (d.device_type == kDLCUDA ? "cuda:" : "device type ") +
+           std::to_string(d.device_type == kDLCUDA ? d.device_id : d.device_type);
+  };
   raise("ValueError", std::string(name) + ": expected an array on " + text(device) + ", got one on " + text(d));
 }
 
@@ -77,7 +80,8 @@ std::optional<Rows> find_rows(TensorView t) {
 
 Rows rows_of(TensorView t, const char* name) {
   if (const auto rows = find_rows(t)) return *rows;
-  raise("ValueError", std::string(name) + ": expected a contiguous last dimension and rows of at most two strides; pass a contiguous copy");
+  raise("ValueError",
+        std::string(name) + ": expected a contiguous last dimension and rows of at most two strides; pass a contiguous copy");
 }
 
 bool vectors_fit(const Rows& rows, int width, DType dtype) {
@@ -85,8 +89,6 @@ bool vectors_fit(const Rows& rows, int width, DType dtype) {
   return reinterpret_cast<std::uintptr_t>(rows.data) % alignment == 0 && rows.stride % width == 0 && rows.outer_stride % width == 0;
 }
 
-CUstream current_stream(DLDevice device) {
-  return static_cast<CUstream>(TVMFFIEnvGetStream(device.device_type, device.device_id));
-}
+CUstream current_stream(DLDevice device) { return static_cast<CUstream>(TVMFFIEnvGetStream(device.device_type, device.device_id)); }
 
 }  // namespace cuops

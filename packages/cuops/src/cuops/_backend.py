@@ -42,8 +42,9 @@ def installed() -> list[Backend]:
     found = []
     for point in metadata.entry_points(group="cuops.backends"):
         module = point.load()
-        facts = {name: tuple(value) if isinstance(value, list) else value for name, value in module.FACTS.items()}
-        found.append(Backend(**facts, library=module.LIBRARY))
+        facts: dict[str, Any] = {**module.FACTS, "library": module.LIBRARY}
+        facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+        found.append(Backend(**facts))
     return sorted(found, key=lambda backend: [int(part) for part in backend.cuda.split(".")])
 
 

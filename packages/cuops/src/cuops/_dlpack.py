@@ -17,7 +17,7 @@ def on_cuda(value: Any) -> bool:
 
 
 def view(value: Any) -> Any:
-    """The array as the library sees it; a copy where its last dimension has gaps. The default stream waits for its producer."""
+    """The array as the library sees it; a copy where its last dimension has gaps. The default stream waits for it."""
     library = _backend.library()
     import tvm_ffi
 

@@ -1,4 +1,4 @@
-"""What every operator computes, in plain NumPy and plain PyTorch. The CPU runs this, and tests compare kernels with it."""
+"""What every operator computes, in plain NumPy and plain PyTorch: what the CPU runs, and tests compare kernels with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def rms_norm_numpy(
             y = y * (weight.astype(np.float64) + weight_offset)
         if bias is not None:
             y = y + bias.astype(np.float64)
-        return y.astype(out_dtype or x.dtype), h, rstd[..., 0].astype(np.float64 if x.dtype == np.float64 else np.float32)
+        rstd = rstd[..., 0].astype(np.float64 if x.dtype == np.float64 else np.float32)
+        return y.astype(out_dtype or x.dtype), h, rstd
 
 
 def rms_norm_torch(
