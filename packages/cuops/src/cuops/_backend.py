@@ -80,22 +80,43 @@ def choose() -> Backend:
             f"cuops-{oldest.name} needs CUDA {oldest.driver_cuda} (driver {oldest.driver} or newer)",
             f"pip install {usable}" if usable else None,
         )
-    chosen = fitting[-1]
+    check_version(fitting[-1])
+    return fitting[-1]
+
+
+def check_version(backend: Backend) -> None:
+    """Raises VersionMismatchError unless the backend is of the core's version."""
     from importlib import metadata
 
     core = metadata.version("cuops")
-    if chosen.version != core:
+    if backend.version != core:
         raise errors.VersionMismatchError(
-            f"cuops is {core} and cuops-{chosen.name} is {chosen.version}; they must be of one version",
-            f"pip install --upgrade --force-reinstall cuops-{chosen.name}",
+            f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",
+            f"pip install --upgrade --force-reinstall cuops-{backend.name}",
         )
-    return chosen
+
+
+def code_for(backend: Backend, capability: tuple[int, int]) -> str:
+    """Which of its code the backend runs on a GPU, as csrc/host/image.cc chooses it."""
+    gpu = capability[0] * 10 + capability[1]
+    fitting = [image for image in backend.architectures if image // 10 == capability[0] and image <= gpu]
+    if fitting:
+        return f"machine code for {max(fitting) // 10}.{max(fitting) % 10}"
+    if backend.ptx <= gpu:
+        return f"PTX for {backend.ptx // 10}.{backend.ptx % 10}, which the driver compiles on first use"
+    raise errors.UnsupportedArchitectureError(
+        f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}"
+    )
 
 
 @functools.cache
 def library() -> Any:
     """The FFI functions of the chosen backend. Raises one of cuops.errors."""
-    backend = choose()
+    return load(choose())
+
+
+def load(backend: Backend) -> Any:
+    """The FFI functions of a backend. This needs no driver."""
     torch = sys.modules.get("torch")
     if torch is not None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import CudaError, DriverNotFoundError
 
@@ -44,6 +46,16 @@ def cuda_version() -> tuple[int, int]:
     version = ctypes.c_int()
     _call(_library(), "cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
+
+
+def release() -> str | None:
+    """The driver's own version, 580.65.06 say, where the kernel tells it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
+    return found and found.group()
 
 
 def gpus() -> list[Gpu]:

@@ -42,13 +42,6 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _driver_version() -> str | None:
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split("  ")[1].strip()
-    except (OSError, IndexError):
-        return None
-
-
 def provenance(device: str) -> dict[str, Any]:
     """Device, driver, versions and commit of a run."""
     versions = {}
@@ -65,7 +58,7 @@ def provenance(device: str) -> dict[str, Any]:
         "commit": _commit(),
     }
     if device == "cuda":
-        facts["driver"] = _driver_version()
+        facts["driver"] = _driver.release()
         facts["driver_cuda"] = ".".join(str(part) for part in _driver.cuda_version())
         facts["torch_cuda"] = torch.version.cuda
         try:

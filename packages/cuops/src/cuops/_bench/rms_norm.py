@@ -140,7 +140,17 @@ def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tupl
             dx, dweight = torch.autograd.grad(y, (x, weight), wide["grad"])
             yield part, {"dx": dx, "dweight": dweight}
         else:
-            yield part, {"y": y.detach(), "h": h.detach()}
+            yield part, {"y": y.detach()} | ({"h": h.detach()} if "residual" in wide else {})
+
+
+def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The norm of each exact result."""
+    squares: dict[str, Any] = {}
+    for _, exact in _references(case, arguments):
+        for name, part in exact.items():
+            # rows add up their squares; dweight is itself a sum over rows
+            squares[name] = squares.get(name, 0) + (part if name == "dweight" else part.square().sum())
+    return {name: (s.square().sum() if name == "dweight" else s).sqrt().item() for name, s in squares.items()}
 
 
 def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -151,7 +161,7 @@ def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, t
         if "dweight" in exact:
             rows = exact.pop("dweight")
             dweight = rows if dweight is None else dweight + rows
-        for name in exact.keys() & computed.keys():
+        for name in exact:
             found[name] = max(found.get(name, 0.0), largest_error(computed[name][part], exact[name]))
     if dweight is not None:
         found["dweight"] = largest_error(computed["dweight"], dweight)

@@ -1,0 +1,51 @@
+"""The command cuops: what is installed, and operators from the shell. Each subcommand is a module of this package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..errors import CuopsError
+from . import bench, check, doctor, profile, run
+
+COMMANDS = (doctor, run, check, profile, bench)
+
+
+class _Version(argparse.Action):
+    """Prints the version: finding it takes longer than all else here, so only on request."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"cuops {version('cuops')}")
+        parser.exit()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of all subcommands."""
+    made = argparse.ArgumentParser(prog="cuops", description="CUDA operators for PyTorch and NumPy.")
+    made.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in COMMANDS:
+        name = module.__name__.rpartition(".")[2]
+        summary = (module.__doc__ or "").partition("\n")[0]
+        command = commands.add_parser(
+            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.arguments(command)
+        command.set_defaults(run=module.main)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit code. A user's mistake and a broken installation are a line each."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (CuopsError, TypeError, ValueError, OSError) as error:
+        print(f"cuops {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"cuops {options.command}: interrupted", file=sys.stderr)
+        return 130

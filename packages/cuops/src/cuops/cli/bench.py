@@ -1,0 +1,40 @@
+"""Measure an operator beside its peers: kernel time against the device's own copy; JSON and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from . import check
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `cuops bench`."""
+    check.arguments(parser)
+    parser.add_argument("--output", type=Path, default=Path(), help="the folder for the JSON and the plot")
+    parser.add_argument("--quick", action="store_true", help="shorter measurements")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Prints the table, writes JSON and, where matplotlib is installed, a plot."""
+    cases = check.cases(options)
+    from .._bench import report
+    from .._bench.case import available, measure_all
+    from .._bench.timing import timer
+
+    functions = available(options.operator, options.device, options.without)
+    records = measure_all(cases, functions, timer(options.device, options.quick), options.device)
+    for record in records:
+        print(f"{record['kind']}\n{report.comparison([record])}\n")
+    sections = {record["kind"]: [record] for record in records}
+    facts = report.provenance(options.device)
+    path = options.output / f"{options.operator}.json"
+    report.write_json(path, {"operator": options.operator, "provenance": facts, "sections": sections})
+    print(f"wrote {path}")
+    if importlib.util.find_spec("matplotlib"):
+        report.plot(path.with_suffix(".png"), sections, f"{options.operator} on {facts['device']}")
+        print(f"wrote {path.with_suffix('.png')}")
+    else:
+        print("no plot without matplotlib: pip install 'cuops[bench]'")
+    return int(any("failure" in record["results"].get("cuops", {}) for record in records))

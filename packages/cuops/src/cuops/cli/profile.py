@@ -1,0 +1,52 @@
+"""Profile an operator: the kernels that run, as a table and as a Chrome trace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import check
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `cuops profile`."""
+    check.arguments(parser)
+    parser.add_argument("--implementation", default="cuops", help="cuops, torch, torch.compile, …")
+    parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--output", type=Path, help="the trace; by default OPERATOR.trace.json")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Writes the trace, for chrome://tracing or https://ui.perfetto.dev, and prints the table."""
+    cases = check.cases(options)
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from .._bench.case import available
+
+    functions = available(options.operator, options.device, options.without)
+    if options.implementation not in functions:
+        raise ValueError(f"implementation: expected one of {', '.join(functions)}, got {options.implementation}")
+    calls = {}
+    for case in cases:
+        arguments = case.module.inputs(case, options.device)
+        calls[case.kind] = case.module.call(case, functions[options.implementation], arguments)
+        for _ in range(3):
+            calls[case.kind]()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if options.device == "cuda" else [])]
+    with profile(activities=activities) as profiler:
+        for kind, call in calls.items():
+            with record_function(f"{options.operator} {kind}"):
+                for _ in range(options.calls):
+                    call()
+                if options.device == "cuda":
+                    torch.cuda.synchronize()
+    output = options.output or Path(f"{options.operator}.trace.json")
+    profiler.export_chrome_trace(str(output))
+    print(
+        profiler.key_averages().table(
+            sort_by=f"self_{options.device}_time_total", row_limit=20, max_name_column_width=60
+        )
+    )
+    print(f"wrote {output}")
+    return 0

@@ -1,0 +1,53 @@
+"""A quick test of each operator against its definition, on the CPU or one GPU, for `cuops doctor`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import reference
+from .._torch import torch
+
+EPS = 1e-6
+LIMIT = 4.0  # in units of the dtype's epsilon, relative to each value
+
+
+def _rms_norm(place: int | None) -> dict[str, float]:
+    """The largest error by dtype, in epsilons relative to each value; `place` is a GPU's index, None is the CPU."""
+    import numpy as np
+
+    x, weight = (np.random.default_rng(0).standard_normal(shape) for shape in ((67, 1000), (1000,)))
+    with_torch = torch is not None and (place is None or torch.cuda.is_available())
+    found = {}
+    for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}.items():
+        if dtype == "bfloat16" and not with_torch:
+            continue  # NumPy has no such dtype
+        given, y = _by_torch(x, weight, dtype, place) if with_torch else _by_numpy(x, weight, dtype, place)
+        wide_x, wide_weight, wide_y = (a.astype(np.longdouble) for a in (*given, y))
+        exact = wide_x / np.sqrt(np.mean(wide_x**2, -1, keepdims=True) + EPS) * wide_weight
+        least = 2.0**-14 if dtype == "float16" else 0.0  # below, its values have fewer digits
+        error = float(np.max(np.abs(wide_y - exact) / np.maximum(np.abs(exact), least)) / epsilon)
+        found[dtype] = round(error, 3) if math.isfinite(error) else math.inf
+    return found
+
+
+def _by_torch(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[Any], Any]:
+    import cuops
+
+    given = [torch.from_numpy(a).to(getattr(torch, dtype)) for a in (x, weight)]
+    device = torch.device("cpu") if place is None else torch.device("cuda", place)
+    y = cuops.rms_norm(*(a.to(device) for a in given), eps=EPS)
+    return [a.double().numpy() for a in given], y.double().cpu().numpy()
+
+
+def _by_numpy(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[Any], Any]:
+    import cuops
+
+    given = [a.astype(dtype) for a in (x, weight)]
+    if place is None:  # the public function would take a GPU that is there
+        return given, reference.rms_norm_numpy(given[0], None, given[1], None, EPS, 0.0, None)[0]
+    return given, cuops.rms_norm(*given, eps=EPS)
+
+
+SELF_TESTS: dict[str, Callable[[int | None], dict[str, float]]] = {"rms_norm": _rms_norm}

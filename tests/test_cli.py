@@ -1,0 +1,88 @@
+"""The command cuops: its subcommands that compare and measure, and how it fails."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from cuops.cli import check, main
+
+QUICK = ["--device", "cpu", "--without", "torch.compile"]
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"cuops {metadata.version('cuops')}\n"
+
+
+def test_python_m_cuops_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "cuops", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"cuops {metadata.version('cuops')}\n")
+
+
+def test_help_names_every_subcommand(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"    {name} " in text for name in ("doctor", "run", "check", "profile", "bench"))
+
+
+@pytest.mark.parametrize("letter", "fdhb")
+def test_check_compares_forward_and_gradients_of_every_implementation(capsys, letter):
+    assert main(["check", "rms_norm", "--dtype", letter, *QUICK, "--", "3", "5", "65"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name in ("cuops", "torch"):
+        agreeing = [line[1] for line in lines if line[:1] == [name] and line[-1] == "agrees"]
+        assert agreeing == ["y", "y", "h", "dx", "dweight"]
+    norms = {line[1]: float(line[2]) for line in lines if line[:1] == ["reference"]}
+    for line in lines:
+        if line[:2] == ["cuops", "dweight"]:
+            assert float(line[2]) == pytest.approx(norms["dweight"], rel=1e-2)
+
+
+def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
+    import cuops
+
+    monkeypatch.setattr(
+        cuops, "rms_norm", lambda x, weight, eps, residual: torch.nn.functional.rms_norm(x, x.shape[-1:])
+    )
+    assert main(["check", "rms_norm", *QUICK, "--", "4", "64"]) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_profile_writes_a_chrome_trace_and_prints_the_kernels(tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    assert main(["profile", "rms_norm", *QUICK, "--calls", "2", "--output", str(trace), "--", "4", "64"]) == 0
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"rms_norm forward", "rms_norm backward", "cuops::rms_norm_fwd"} <= names
+    assert "cuops::rms_norm_fwd" in capsys.readouterr().out
+
+
+def test_profile_refuses_an_implementation_that_is_not_there(capsys):
+    assert main(["profile", "rms_norm", *QUICK, "--implementation", "abacus", "--", "4", "64"]) == 1
+    assert "implementation: expected one of cuops, torch, got abacus" in capsys.readouterr().err
+
+
+def test_bench_prints_the_comparison_and_writes_json_and_a_plot(tmp_path, capsys):
+    assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path), "--", "4", "64"]) == 0
+    written = json.loads((tmp_path / "rms_norm.json").read_text())
+    assert list(written["sections"]) == ["forward", "residual", "backward"]
+    assert (tmp_path / "rms_norm.png").read_bytes().startswith(b"\x89PNG")
+    assert "float32 4x64" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["check", "profile", "bench"])
+def test_without_torch_the_command_to_run_is_printed(command, capsys, monkeypatch):
+    monkeypatch.setattr(check, "torch", None)
+    assert main([command, "rms_norm", "4", "64"]) == 1
+    assert "pip install torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [["64"], ["0", "64"], ["4", "-1"]])
+def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
+    assert main(["check", "rms_norm", *QUICK, "--", *shape]) == 1
+    assert "shape: expected at least two sizes" in capsys.readouterr().err

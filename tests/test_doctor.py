@@ -1,0 +1,218 @@
+"""cuops doctor: each thing that can be wrong has its exit code and its command, and never a traceback."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cuops import _backend, _driver, errors
+from cuops.cli import doctor, main
+
+H200 = _driver.Gpu(0, "NVIDIA H200", (9, 0), 150 << 30)
+
+
+class Library:
+    """A library that holds the images that a backend promises."""
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def describe_images(self):
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+def backend(name="cu121", version=None, **facts):
+    from importlib import metadata
+
+    facts = {
+        "cuda": "12.1",
+        "toolchain": ("nvrtc==12.1",),
+        "architectures": (80, 90),
+        "ptx": 90,
+        "driver": "525.60.13",
+        "driver_cuda": "12.0",
+        "library": Path("libcuops.so"),
+    } | facts
+    return _backend.Backend(name=name, version=version or metadata.version("cuops"), **facts)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine where all is well; tests break one thing."""
+    monkeypatch.delenv("CUOPS_BACKEND", raising=False)
+    monkeypatch.setattr(_driver, "cuda_version", lambda: (13, 0))
+    monkeypatch.setattr(_driver, "gpus", lambda: [H200])
+    monkeypatch.setattr(_backend, "installed", lambda: [backend()])
+    held = ["rms_norm sm 80 1000", "rms_norm sm 90 1000", "rms_norm ptx 90 1000"]
+    monkeypatch.setattr(_backend, "load", lambda _: Library(held))
+    monkeypatch.setitem(doctor.SELF_TESTS, "rms_norm", lambda place: {"float32": 0.5})
+    return monkeypatch
+
+
+def examine(capsys, *options):
+    code = main(["doctor", "--json", *options])
+    report = json.loads(capsys.readouterr().out)
+    assert report["exit_code"] == code
+    return report
+
+
+def problem(report, code):
+    assert report["exit_code"] == code
+    found = [problem for problem in report["problems"] if problem["code"] == code]
+    assert len(found) == 1
+    return found[0]
+
+
+def raises(error):
+    def fails(*_):
+        raise error
+
+    return fails
+
+
+def test_a_good_machine_is_all_well(machine, capsys):
+    report = examine(capsys)
+    assert report["exit_code"] == 0
+    assert report["choice"] == {"backend": "cu121", "why": "the newest that a driver for CUDA 13.0 runs"}
+    assert report["gpus"][0]["code"] == "machine code for 9.0"
+    assert [(test["where"], test["passed"]) for test in report["self_tests"]] == [("CPU", True), ("GPU 0", True)]
+    assert report["backends"][0]["images"] == 3
+
+
+def test_no_backend_names_the_package_for_the_driver(machine, capsys):
+    machine.setattr(_backend, "installed", list)
+    assert problem(examine(capsys), 10)["command"] == "pip install cuops-cu130"
+
+
+def test_a_forced_backend_that_is_missing(machine, capsys):
+    machine.setenv("CUOPS_BACKEND", "cu118")
+    assert problem(examine(capsys), 11)["command"] == "pip install cuops-cu118"
+
+
+def test_a_forced_backend_is_the_choice(machine, capsys):
+    machine.setenv("CUOPS_BACKEND", "cu121")
+    assert examine(capsys)["choice"] == {"backend": "cu121", "why": "CUOPS_BACKEND names it"}
+
+
+def test_versions_that_differ(machine, capsys):
+    machine.setattr(_backend, "installed", lambda: [backend(version="0.0.1")])
+    assert "0.0.1" in problem(examine(capsys), 12)["what"]
+
+
+def test_no_driver(machine, capsys):
+    machine.setattr(_driver, "cuda_version", raises(errors.DriverNotFoundError("there is no NVIDIA driver")))
+    report = examine(capsys)
+    assert "nvidia-smi" in problem(report, 13)["command"]
+    assert [test["where"] for test in report["self_tests"]] == ["CPU"]
+
+
+def test_a_driver_without_gpus(machine, capsys):
+    machine.setattr(_driver, "gpus", list)
+    assert "no GPU" in problem(examine(capsys), 13)["what"]
+
+
+def test_no_driver_is_all_right_where_it_is_allowed(machine, capsys):
+    machine.setattr(_driver, "cuda_version", raises(errors.DriverNotFoundError("there is no NVIDIA driver")))
+    assert examine(capsys, "--allow-no-gpu")["exit_code"] == 0
+
+
+def test_without_a_gpu_everything_else_is_still_checked(machine, capsys):
+    machine.setattr(_driver, "cuda_version", raises(errors.DriverNotFoundError("there is no NVIDIA driver")))
+    machine.setattr(_backend, "load", lambda _: Library(["rms_norm sm 80 1000", "rms_norm ptx 90 1000"]))
+    assert "lacks code of rms_norm: sm_90" in problem(examine(capsys, "--allow-no-gpu"), 18)["what"]
+
+
+def test_a_driver_that_is_too_old(machine, capsys):
+    machine.setattr(_driver, "cuda_version", lambda: (11, 4))
+    assert problem(examine(capsys), 14)["command"] == "pip install cuops-cu118"
+
+
+def test_a_gpu_that_no_code_runs_on(machine, capsys):
+    machine.setattr(_driver, "gpus", lambda: [H200, _driver.Gpu(1, "Tesla V100", (7, 0), 16 << 30)])
+    report = examine(capsys)
+    assert "compute capability 7.0" in problem(report, 15)["what"]
+    assert [test["where"] for test in report["self_tests"]] == ["CPU", "GPU 0"]
+
+
+def test_a_newer_gpu_runs_ptx(machine, capsys):
+    machine.setattr(_driver, "gpus", lambda: [_driver.Gpu(0, "B200", (10, 0), 180 << 30)])
+    assert examine(capsys)["gpus"][0]["code"].startswith("PTX for 9.0")
+
+
+def test_a_cuda_call_that_fails(machine, capsys):
+    machine.setattr(_driver, "gpus", raises(errors.CudaError("cuInit failed with CUDA_ERROR_UNKNOWN")))
+    assert "CUDA_ERROR_UNKNOWN" in problem(examine(capsys), 16)["what"]
+
+
+@pytest.mark.parametrize("error", [40.0, float("inf"), float("nan")])
+def test_a_wrong_result(machine, capsys, error):
+    machine.setitem(doctor.SELF_TESTS, "rms_norm", lambda place: {"float32": 0.5 if place is None else error})
+    found = problem(examine(capsys), 17)
+    assert "rms_norm is wrong on GPU 0" in found["what"]
+    assert found["command"] == "pip install --force-reinstall cuops-cu121"
+
+
+def test_a_library_that_does_not_load(machine, capsys):
+    machine.setattr(_backend, "load", raises(OSError("invalid ELF header\nand more")))
+    found = problem(examine(capsys), 18)
+    assert found["what"] == "OSError: invalid ELF header"
+    assert found["command"] == "pip install --force-reinstall cuops-cu121"
+
+
+def test_a_backend_that_does_not_import(machine, capsys):
+    machine.setattr(_backend, "installed", raises(ImportError("no module named cuops_cu121")))
+    assert "cuops_cu121" in problem(examine(capsys), 18)["what"]
+
+
+def test_a_torch_that_does_not_import(machine, capsys):
+    from cuops import _torch
+
+    machine.setattr(_torch, "failure", "ImportError('libtorch.so: no such file')")
+    assert problem(examine(capsys), 18)["command"] == "pip install --force-reinstall torch"
+
+
+def test_the_text_has_each_problem_with_its_command(machine, capsys):
+    machine.setattr(_backend, "installed", list)
+    assert main(["doctor"]) == 10
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("problem 10: no backend of cuops is installed")
+    assert lines[at + 1] == "  to mend it, run: pip install cuops-cu130"
+
+
+def test_every_exit_code_is_documented():
+    for code in {*doctor.CODES.values(), doctor.BROKEN, doctor.SELF_TEST_FAILED}:
+        assert f"  {code}  " in doctor.__doc__
+
+
+@pytest.mark.parametrize("torch_there", [True, False])
+def test_this_machine_is_examined_without_a_traceback(torch_there):
+    hide = "" if torch_there else "sys.modules['torch'] = None; "
+    script = f"import sys; {hide}from cuops.cli import main; sys.exit(main(['doctor', '--json']))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    report = json.loads(done.stdout)
+    assert done.returncode == report["exit_code"]
+    assert "Traceback" not in done.stderr
+    assert (report["torch"] is not None) == torch_there
+    assert report["self_tests"][0] | {"errors_in_epsilons": {}} == {
+        "operator": "rms_norm",
+        "where": "CPU",
+        "errors_in_epsilons": {},
+        "passed": True,
+    }
+
+
+@pytest.mark.gpu
+def test_a_gpu_machine_is_green(capsys):
+    report = doctor.Examination().report
+    assert report["problems"] == []
+    assert all(test["passed"] for test in report["self_tests"])
+
+
+def test_an_option_that_is_not_there_is_a_usage_error():
+    parser = argparse.ArgumentParser()
+    doctor.arguments(parser)
+    with pytest.raises(SystemExit) as stopped:
+        parser.parse_args(["--yaml"])
+    assert stopped.value.code == 2

@@ -1,0 +1,112 @@
+"""cuops run: operators on files."""
+
+import numpy as np
+import pytest
+import torch
+from cuops.cli import main, run
+from safetensors.torch import load_file, save_file
+
+
+def reference(x, weight=1.0, eps=1e-6):
+    x = x.astype(np.longdouble)
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+@pytest.fixture
+def x(tmp_path):
+    x = np.random.default_rng().standard_normal((5, 7, 33)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    return x
+
+
+def test_an_array_with_a_weight(tmp_path, x, capsys):
+    weight = np.random.default_rng().standard_normal(33).astype(np.float32)
+    np.save(tmp_path / "w.npy", weight)
+    files = [str(tmp_path / name) for name in ("x.npy", "y.npy", "w.npy")]
+    assert main(["run", "rms_norm", *files[:2], "--weight", files[2], "--eps", "1e-3", "--weight-offset", "1"]) == 0
+    y = np.load(tmp_path / "y.npy")
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, reference(x, weight + 1, 1e-3), rtol=1e-5, atol=1e-6)
+    assert "rms_norm of 5x7x33 float32 on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_of_many_chunks(tmp_path, monkeypatch, dtype, order):
+    monkeypatch.setattr(run, "CHUNK", 1000)
+    x = np.random.default_rng().standard_normal((101, 17)).astype(dtype, order=order)
+    np.save(tmp_path / "x.npy", x)
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 0
+    tolerance = 2e-3 if dtype == "float16" else 1e-6
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), reference(x), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(9,), (0, 4), (3, 0)])
+def test_one_row_and_no_rows(tmp_path, shape):
+    x = np.ones(shape, np.float32)
+    np.save(tmp_path / "x.npy", x)
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_tensor_of_a_safetensors_file(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(run, "CHUNK", 1000)
+    tensors = {"x": torch.randn(40, 32, dtype=dtype), "model.norm.weight": torch.randn(32, dtype=dtype)}
+    save_file(tensors, tmp_path / "in.safetensors", metadata={"format": "pt"})
+    location = str(tmp_path / "in.safetensors")
+    command = ["run", "rms_norm", f"{location}:x", str(tmp_path / "out.safetensors")]
+    assert main([*command, "--weight", f"{location}:model.norm.weight"]) == 0
+    y = load_file(tmp_path / "out.safetensors")["x"]
+    assert y.dtype == dtype
+    exact = reference(tensors["x"].double().numpy(), tensors["model.norm.weight"].double().numpy())
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    np.testing.assert_allclose(y.double().numpy(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_the_input_may_be_the_output(tmp_path, x):
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "x.npy")]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "x.npy"), reference(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["missing.npy", "y.npy"], "missing.npy"),
+        (["x.npy", "y.npy", "--eps", "-1"], "eps: expected a finite number of at least 0"),
+        (["x.npy", "y.npy", "--weight", "x.npy"], "weight"),
+        (["x.npy", "y.csv"], "expected a name that ends in .npy or .safetensors"),
+        (["ints.npy", "y.npy"], "expected float64, float32, float16 or bfloat16, got int64"),
+        (["two.safetensors", "y.npy"], "has 2 tensors"),
+        (["two.safetensors:c", "y.npy"], "has no tensor c"),
+        (["two.safetensors:a", "y.npy"], ".npy has no bfloat16"),
+        (["x.npy", "nowhere/y.npy"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsys, x, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    np.save("ints.npy", np.arange(6).reshape(2, 3))
+    save_file({name: torch.ones(2, 3, dtype=torch.bfloat16) for name in "ab"}, "two.safetensors")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert main(["run", "rms_norm", *arguments]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("cuops run: ")
+    assert says in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x):
+    monkeypatch.setattr(run, "CHUNK", 1000)
+    (tmp_path / "y.npy").write_bytes(b"old")
+    calls = []
+
+    def fails(part, **_):
+        calls.append(part)
+        if len(calls) == 3:
+            raise OSError("the disk is full")
+        return part
+
+    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(fails, ("weight", "bias")))
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 1
+    assert (tmp_path / "y.npy").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
