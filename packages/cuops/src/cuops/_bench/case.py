@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ def measure(
             if max(errors.values()) > TOLERANCE[case.dtype]:
                 results[name] = {"failure": "wrong result", "errors": errors}
                 continue
-            microseconds = timer.kernel(lambda f=function: module.call(case, f, arguments), calls)
+            microseconds = timer.kernel(functools.partial(module.call, case, function, arguments), calls)
             results[name] = {"us": microseconds, "of_roof": roof / microseconds, "errors": errors}
         except Exception as error:  # a peer may fail in any way, and the others are still to be measured
             results[name] = {"failure": f"{type(error).__name__}: {error}".splitlines()[0][:200]}

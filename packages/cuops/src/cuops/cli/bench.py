@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import check
 
@@ -27,7 +29,7 @@ def main(options: argparse.Namespace) -> int:
     records = measure_all(cases, functions, timer(options.device, options.quick), options.device)
     for record in records:
         print(f"{record['kind']}\n{report.comparison([record])}\n")
-    sections = {record["kind"]: [record] for record in records}
+    sections: dict[str, Sequence[dict[str, Any]]] = {record["kind"]: [record] for record in records}
     facts = report.provenance(options.device)
     path = options.output / f"{options.operator}.json"
     report.write_json(path, {"operator": options.operator, "provenance": facts, "sections": sections})

@@ -63,11 +63,11 @@ def main(options: argparse.Namespace) -> int:
                 rows.append([name, type(error).__name__, "", "", "fails"])
                 wrong |= name == "cuops"
                 continue
-            for result, error in errors.items():
-                agrees = error <= TOLERANCE[case.dtype]
+            for result, largest in errors.items():
+                agrees = largest <= TOLERANCE[case.dtype]
                 wrong |= name == "cuops" and not agrees
                 norm = torch.linalg.vector_norm(computed[result].double()).item()
-                rows.append([name, result, f"{norm:.9g}", f"{error:.2e}", "agrees" if agrees else "DIFFERS"])
+                rows.append([name, result, f"{norm:.9g}", f"{largest:.2e}", "agrees" if agrees else "DIFFERS"])
         print(f"{case.kind} {case.title} on {options.device}, at most {TOLERANCE[case.dtype]:.1e} from the reference")
         print(table(["implementation", "result", "norm", "error", ""], rows), end="\n\n")
     return int(wrong)

@@ -37,7 +37,7 @@ def _by_torch(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[
 
     given = [torch.from_numpy(a).to(getattr(torch, dtype)) for a in (x, weight)]
     device = torch.device("cpu") if place is None else torch.device("cuda", place)
-    y = cuops.rms_norm(*(a.to(device) for a in given), eps=EPS)
+    y = cuops.rms_norm(given[0].to(device), given[1].to(device), eps=EPS)
     return [a.double().numpy() for a in given], y.double().cpu().numpy()
 
 
@@ -47,7 +47,7 @@ def _by_numpy(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[
     given = [a.astype(dtype) for a in (x, weight)]
     if place is None:  # the public function would take a GPU that is there
         return given, reference.rms_norm_numpy(given[0], None, given[1], None, EPS, 0.0, None)[0]
-    return given, cuops.rms_norm(*given, eps=EPS)
+    return given, cuops.rms_norm(given[0], given[1], eps=EPS)
 
 
 SELF_TESTS: dict[str, Callable[[int | None], dict[str, float]]] = {"rms_norm": _rms_norm}
