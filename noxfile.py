@@ -30,6 +30,17 @@ def install_wheels(session: nox.Session, wheels: list[Path]) -> None:
     session.install("--force-reinstall", "--no-deps", *map(str, wheels))
 
 
+@nox.session(reuse_venv=False)
+def quickstart(session: nox.Session) -> None:
+    """Build cuops for this machine's driver (cu121 where there is none), install it, run it on photographs."""
+    script = "from cuops import _backend; print(_backend.suggested())"
+    package = session.run("python", "-c", script, env={"PYTHONPATH": "packages/cuops/src"}, silent=True, log=False)
+    built = wheelhouse.build(session, [package.strip().removeprefix("cuops-")], Path(session.create_tmp(), "dist"))
+    session.install(*map(str, built), *group("quickstart"))
+    session.run("cuops", "doctor", "--allow-no-gpu")
+    session.run("python", "examples/photographs.py")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check formatting, types, spelling, workflows and derived files (pre-commit's hooks)."""
@@ -79,3 +90,10 @@ def bench(session: nox.Session) -> None:
         install_wheels(session, sorted(DIST.glob("*.whl")) or session.error("dist/ is empty: run nox -s wheels first"))
         session.install(*group("test"), *group("bench"))
     session.run("python", "-m", "benchmarks", *(session.posargs or ["rms_norm"]), "--output", "benchmarks/results")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into site/; a warning is an error."""
+    session.install("-e", "./packages/cuops", *group("docs"))
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "site", *session.posargs)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cuops._bench import report
-from cuops._bench.case import DTYPES, OPERATORS, available
+from cuops._bench import OPERATORS, report
+from cuops._bench.case import DTYPES, available
 from cuops._bench.timing import timer
 
 

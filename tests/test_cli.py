@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
-from cuops.cli import check, main
+from cuops import _bench
+from cuops.cli import check, main, run, selftest
 
+ROOT = Path(__file__).parent.parent
 QUICK = ["--device", "cpu", "--without", "torch.compile"]
 
 
@@ -86,3 +89,12 @@ def test_without_torch_the_command_to_run_is_printed(command, capsys, monkeypatc
 def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
     assert main(["check", "rms_norm", *QUICK, "--", *shape]) == 1
     assert "shape: expected at least two sizes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("operator", sorted(source.stem for source in ROOT.glob("csrc/*.cu")))
+def test_every_operator_is_run_tested_measured_and_documented(operator):
+    assert operator in run.OPERATORS
+    assert operator in selftest.SELF_TESTS
+    assert operator in _bench.OPERATORS
+    for file in (f"benchmarks/{operator}.py", f"docs/ops/{operator}.md", f"tests/test_{operator}.py"):
+        assert (ROOT / file).exists(), file

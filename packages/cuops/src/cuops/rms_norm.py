@@ -32,10 +32,10 @@ def rms_norm(
     underflow are scaled first. A row of zeros gives zeros, also with eps = 0. NaN and infinity propagate as in PyTorch.
 
     Args:
-        x: (..., *normalized_shape), float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
+        x: ``(..., *normalized_shape)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
             array (computed on the GPU where there is one), or an array on CUDA of any library that speaks DLPack.
             Rows may have any stride; no copy is made as long as the last dimension is contiguous.
-        weight: (*normalized_shape), on x's device, of any of these dtypes; None is all ones.
+        weight: ``(*normalized_shape)``, on x's device, of any of these dtypes; None is all ones.
         bias: like weight; None is all zeros.
         eps: added to the mean of squares; finite and at least 0.
         residual: of x's shape and dtype.

@@ -1,1 +1,3 @@
 """Measures operators beside their peers: what `cuops bench`, `cuops check` and `python -m benchmarks` share."""
+
+OPERATORS = ("rms_norm",)

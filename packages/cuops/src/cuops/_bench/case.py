@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from .timing import CpuTimer, CudaTimer
 
-OPERATORS = ("rms_norm",)
 DTYPES = {"f": torch.float32, "d": torch.float64, "h": torch.float16, "b": torch.bfloat16}
 # Relative to the largest magnitude of a result: room for a second rounding, and for sums of long rows in float32.
 TOLERANCE = {torch.float16: 3 * 2.0**-10, torch.bfloat16: 3 * 2.0**-7, torch.float32: 3e-5, torch.float64: 1e-11}

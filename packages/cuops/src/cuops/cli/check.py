@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from .._bench import OPERATORS
 from .._torch import torch
 from ..errors import CuopsError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops check`; profile and bench have them too."""
-    parser.add_argument("operator", choices=("rms_norm",))
+    parser.add_argument("operator", choices=OPERATORS)
     parser.add_argument("shape", nargs="+", type=int, help="rms_norm: rows and hidden size")
     parser.add_argument(
         "--dtype", choices=("f", "d", "h", "b"), default="f", help="float32, float64, float16, bfloat16"
