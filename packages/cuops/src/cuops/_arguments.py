@@ -56,7 +56,7 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
     """`value` is a finite real number, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
-    if not (math.isfinite(value) and float(value) >= least):
+    if not (-math.inf < value < math.inf and value >= least):  # type: ignore[operator]  # NaN is neither
         floor = f" of at least {least}" if least == 0 else ""
         raise ValueError(f"{name}: expected a finite number{floor}, got {value}")
 
