@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+pytest_plugins = ["installation"]
+
 if TYPE_CHECKING:
     import torch  # the wheels are checked where there is none
 

@@ -1,0 +1,200 @@
+// A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
+// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90) and STAND_IN_DEVICES (1) describe it; STAND_IN_FAIL, like
+// cuLaunchKernel=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rms_norm.h"
+
+#define DRIVER(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
+#define MAY_FAIL \
+  if (const int failure = failure_of(__func__)) return failure
+
+namespace {
+
+using cuops::DType;
+using cuops::RmsNormFwdParams;
+using cuops::Rows;
+
+struct Context {
+  int device;
+};
+Context contexts[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+thread_local Context* stack[64];
+thread_local int depth = 0;
+int64_t allocated = 0, most_allocated = 0;
+constexpr int kInvalidValue = 1, kInvalidContext = 201;
+
+int setting(const char* name, int otherwise) {
+  const char* text = getenv(name);
+  return text ? atoi(text) : otherwise;
+}
+
+int failure_of(const char* function) {
+  const char* text = getenv("STAND_IN_FAIL");
+  const size_t length = strlen(function);
+  return text && strncmp(text, function, length) == 0 && text[length] == '=' ? atoi(text + length + 1) : 0;
+}
+
+template <class... Args>
+void log(const char* format, Args... args) {
+  const char* path = getenv("STAND_IN_LOG");
+  if (path == nullptr) return;
+  char line[256];  // written at once, so that the lines of threads do not mix
+  const int size = snprintf(line, sizeof line, format, args...);
+  FILE* file = fopen(path, "a");
+  fwrite(line, 1, size, file);
+  fclose(file);
+}
+
+int load(const void* image, const char* as) {
+  const unsigned char* bytes = static_cast<const unsigned char*>(image);
+  if (memcmp(bytes, "\x7f\x45LF", 4) == 0) {
+    uint32_t flags;
+    memcpy(&flags, bytes + 48, 4);
+    log("%s sm_%d\n", as, (bytes[8] >= 8 ? flags >> 8 : flags) & 255);
+    return 0;
+  }
+  const char* target = strstr(static_cast<const char*>(image), ".target sm_");
+  if (target == nullptr) return 200;
+  log("%s compute_%d\n", as, atoi(target + 11));
+  return 0;
+}
+
+double read(const void* data, DType dtype, long long i) {
+  return dtype == cuops::kFloat64 ? static_cast<const double*>(data)[i] : static_cast<const float*>(data)[i];
+}
+void write(void* data, DType dtype, long long i, double value) {
+  if (dtype == cuops::kFloat64) {
+    static_cast<double*>(data)[i] = value;
+  } else {
+    static_cast<float*>(data)[i] = static_cast<float>(value);
+  }
+}
+long long start(const Rows& rows, long long r) { return r / rows.inner * rows.outer_stride + r % rows.inner * rows.stride; }
+
+void rms_norm_fwd(const RmsNormFwdParams& p, DType dtype) {
+  for (long long r = 0; r < p.rows; ++r) {
+    const long long in = start(p.x, r), out = start(p.y, r);
+    double sum = 0;
+    for (long long i = 0; i < p.n; ++i) sum += pow(read(p.x.data, dtype, in + i), 2);
+    const double rstd = 1 / sqrt(sum / p.n + p.float64.eps);
+    for (long long i = 0; i < p.n; ++i) {
+      const double scale = p.weight ? read(p.weight, dtype, i) + p.float64.weight_offset : 1, shift = p.bias ? read(p.bias, dtype, i) : 0;
+      write(p.y.data, p.y_dtype, out + i, read(p.x.data, dtype, in + i) * rstd * scale + shift);
+    }
+    if (p.rstd) write(p.rstd, dtype, r, rstd);
+  }
+}
+
+int run(const void* function, void** arguments, unsigned blocks, const char* how) {
+  const char* name = static_cast<const char*>(function);
+  log("%s %s device %d blocks %u\n", how, name, depth ? stack[depth - 1]->device : -1, blocks);
+  if (depth == 0) return kInvalidContext;
+  const auto& params = *static_cast<const RmsNormFwdParams*>(arguments[0]);
+  if (strncmp(name, "rms_norm_fwd_f32_", 17) == 0) rms_norm_fwd(params, cuops::kFloat32);
+  if (strncmp(name, "rms_norm_fwd_f64_", 17) == 0) rms_norm_fwd(params, cuops::kFloat64);
+  return 0;
+}
+
+int find_function(void** function, const char* name) {
+  *function = strdup(name);
+  return 0;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int64_t stand_in_context_depth() { return depth; }
+extern "C" __attribute__((visibility("default"))) int64_t stand_in_allocated() { return allocated; }
+extern "C" __attribute__((visibility("default"))) int64_t stand_in_most_allocated() { return most_allocated; }
+
+DRIVER(cuInit, unsigned) { MAY_FAIL; return 0; }
+DRIVER(cuDriverGetVersion, int* version) { MAY_FAIL; *version = setting("STAND_IN_VERSION", 12080); return 0; }
+DRIVER(cuGetErrorName, int result, const char** name) {
+  const struct { int result; const char* name; } known[] = {
+      {1, "CUDA_ERROR_INVALID_VALUE"}, {2, "CUDA_ERROR_OUT_OF_MEMORY"}, {34, "CUDA_ERROR_STUB_LIBRARY"}, {100, "CUDA_ERROR_NO_DEVICE"},
+      {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"}, {719, "CUDA_ERROR_LAUNCH_FAILED"}};
+  *name = nullptr;
+  for (const auto& each : known)
+    if (each.result == result) *name = each.name;
+  return *name ? 0 : kInvalidValue;
+}
+DRIVER(cuGetErrorString, int result, const char** text) {
+  *text = result == 719 ? "unspecified launch failure" : nullptr;
+  return *text ? 0 : kInvalidValue;
+}
+DRIVER(cuDeviceGetCount, int* count) { MAY_FAIL; *count = setting("STAND_IN_DEVICES", 1); return 0; }
+DRIVER(cuDeviceGet, int* device, int index) {
+  MAY_FAIL;
+  *device = index;
+  return index < setting("STAND_IN_DEVICES", 1) ? 0 : 101;
+}
+DRIVER(cuDeviceGetName, char* name, int size, int device) { MAY_FAIL; snprintf(name, size, "Stand-in %d", device); return 0; }
+DRIVER(cuDeviceTotalMem_v2, size_t* bytes, int) { MAY_FAIL; *bytes = size_t(8) << 30; return 0; }
+DRIVER(cuDeviceGetAttribute, int* value, int attribute, int) {
+  MAY_FAIL;
+  const int capability = setting("STAND_IN_CAPABILITY", 90);
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 132 : 0;
+  return 0;
+}
+DRIVER(cuDevicePrimaryCtxRetain, Context** context, int device) { MAY_FAIL; *context = &contexts[device]; return 0; }
+DRIVER(cuCtxGetCurrent, Context** context) { MAY_FAIL; *context = depth ? stack[depth - 1] : nullptr; return 0; }
+DRIVER(cuCtxPushCurrent_v2, Context* context) { MAY_FAIL; stack[depth++] = context; return 0; }
+DRIVER(cuCtxPopCurrent_v2, Context** context) {
+  if (depth == 0) return kInvalidContext;
+  *context = stack[--depth];
+  return 0;
+}
+DRIVER(cuModuleLoadData, void** module, const void* image) { MAY_FAIL; *module = contexts; return load(image, "module"); }
+DRIVER(cuModuleGetFunction, void** function, void*, const char* name) { MAY_FAIL; return find_function(function, name); }
+DRIVER(cuFuncSetAttribute, void*, int, int) { MAY_FAIL; return 0; }
+DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+       void** arguments, void**) {
+  MAY_FAIL;
+  return run(function, arguments, blocks, "launch");
+}
+DRIVER(cuMemAlloc_v2, void** at, size_t bytes) {
+  MAY_FAIL;
+  if (depth == 0) return kInvalidContext;
+  auto* block = static_cast<size_t*>(malloc(bytes + 256));
+  *block = bytes;
+  *at = block + 32;
+  const int64_t now = __atomic_add_fetch(&allocated, bytes, __ATOMIC_SEQ_CST);
+  if (now > most_allocated) most_allocated = now;
+  return 0;
+}
+DRIVER(cuMemFree_v2, void* at) {
+  MAY_FAIL;
+  size_t* block = static_cast<size_t*>(at) - 32;
+  __atomic_sub_fetch(&allocated, *block, __ATOMIC_SEQ_CST);
+  free(block);
+  return 0;
+}
+DRIVER(cuMemHostAlloc, void** at, size_t bytes, unsigned) { MAY_FAIL; *at = malloc(bytes); return 0; }
+DRIVER(cuMemFreeHost, void* at) { MAY_FAIL; free(at); return 0; }
+DRIVER(cuMemcpyHtoDAsync_v2, void* to, const void* from, size_t bytes, void*) { MAY_FAIL; memcpy(to, from, bytes); return 0; }
+DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void*) { MAY_FAIL; memcpy(to, from, bytes); return 0; }
+DRIVER(cuPointerGetAttribute, void*, int, uint64_t) { return kInvalidValue; }
+DRIVER(cuStreamCreate, void** stream, unsigned) { MAY_FAIL; *stream = contexts; return 0; }
+DRIVER(cuStreamSynchronize, void*) { MAY_FAIL; return 0; }
+DRIVER(cuThreadExchangeStreamCaptureMode, int*) { return 0; }
+
+#ifndef BEFORE_CUDA_12
+struct LaunchConfig {
+  unsigned grid[3];
+};
+DRIVER(cuLibraryLoadData, void** library, const void* image, void*, void**, unsigned, void*, void**, unsigned) {
+  MAY_FAIL;
+  *library = contexts;
+  return load(image, "library");
+}
+DRIVER(cuLibraryGetKernel, void** function, void*, const char* name) { MAY_FAIL; return find_function(function, name); }
+DRIVER(cuKernelSetAttribute, int, int, void*, int) { MAY_FAIL; return 0; }
+DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
+  MAY_FAIL;
+  return run(function, arguments, config->grid[0], "launch cluster");
+}
+#endif

@@ -1,0 +1,157 @@
+"""The choice of a backend, of an image in it, and its work through the driver, where a stand-in for the driver is enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from installation import Installation
+
+RUN = """
+    import ctypes, cuops, numpy
+    from cuops import _backend
+    x = numpy.random.default_rng(0).standard_normal((3, 40), "float32")
+    want = x / numpy.sqrt(numpy.square(x).mean(-1, keepdims=True) + 1e-6)
+    numpy.testing.assert_allclose(cuops.rms_norm(x), want, rtol=1e-5)
+    assert ctypes.CDLL("libcuda.so.1").stand_in_context_depth() == 0
+    print(_backend.choose().name)
+"""
+
+
+def run(installation: Installation, code: str = RUN, **environment: object) -> str:
+    done = installation.run(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loads(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if not line.startswith("launch")]
+
+
+@pytest.mark.parametrize(
+    ("version", "chosen"), [(11040, "cu118"), (12000, "cu121"), (12080, "cu121"), (13000, "cu130"), (14000, "cu130")]
+)
+def test_newest_backend_that_the_driver_knows(
+    installation: Installation, backend_wheel: Path, driver: Path, version: int, chosen: str
+):
+    installation.add_copy(backend_wheel, "cu118", cuda="11.8", driver_cuda="11.0")
+    installation.add_copy(backend_wheel, "cu130", cuda="13.0", driver_cuda="13.0")
+    assert run(installation, LIBRARIES=driver, STAND_IN_VERSION=version) == chosen
+
+
+def test_forced_backend(installation: Installation, backend_wheel: Path, driver: Path):
+    installation.add_copy(backend_wheel, "cu118", cuda="11.8", driver_cuda="11.0")
+    assert run(installation, LIBRARIES=driver, CUOPS_BACKEND="cu118") == "cu118"
+
+
+@pytest.mark.parametrize(
+    ("capability", "image"),
+    [(50, "sm_50"), (52, "sm_50"), (61, "sm_60"), (75, "sm_75"), (86, "sm_86"), (87, "sm_86"), (90, "sm_90")]
+    + [(100, "compute_90"), (121, "compute_90")],
+)
+def test_image_for_a_compute_capability(installation: Installation, driver: Path, tmp_path: Path, capability: int, image: str):
+    log = tmp_path / "log"
+    run(installation, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
+    assert loads(log) == [f"library {image}"]
+
+
+def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    run(installation, LIBRARIES=old_driver, STAND_IN_LOG=log)
+    assert loads(log) == ["module sm_90"]
+
+
+def test_import_opens_no_driver(installation: Installation, driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    run(installation, "import cuops", LIBRARIES=driver, STAND_IN_LOG=log, STAND_IN_FAIL="cuInit=719")
+    assert not log.exists()
+
+
+def test_gpus_are_used_where_the_caller_says(installation: Installation, driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    code = """
+        import numpy
+        from cuops import _backend
+        x, y, rstd = numpy.ones((2, 40)), numpy.empty((2, 40)), numpy.empty(2)
+        for device in (1, 0, 1):
+            _backend.library().rms_norm_fwd_host(y, rstd, x, None, None, 1e-6, 0.0, device)
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_DEVICES=2, STAND_IN_LOG=log)
+    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
+    assert [line.split("device ")[1][0] for line in launches] == ["1", "0", "1"]
+    assert loads(log) == ["library sm_90"] * 2
+
+
+def test_threads_load_an_image_once_and_agree(installation: Installation, driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    code = """
+        import threading, cuops, numpy
+        x = numpy.random.default_rng(0).standard_normal((64, 300))
+        want = x / numpy.sqrt(numpy.square(x).mean(-1, keepdims=True) + 1e-6)
+        start, results = threading.Barrier(16), {}
+        def work(i):
+            start.wait()
+            for n in range(5):
+                results[i, n] = cuops.rms_norm(x)
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(results) == 80
+        for result in results.values():
+            numpy.testing.assert_allclose(result, want, rtol=1e-12)
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_LOG=log)
+    assert loads(log) == ["library sm_90"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1,), (3, 7), (5000, 1000), (2, 3, 300_001), (200_000, 3), (0, 8), (8, 0)], ids=str)
+def test_numpy_arrays_go_through_the_gpu_in_chunks(installation: Installation, driver: Path, shape: tuple[int, ...], dtype: str):
+    code = f"""
+        import ctypes, cuops, numpy
+        from cuops import reference
+        draw = numpy.random.default_rng(0).standard_normal
+        x, weight, bias = draw({shape}, "{dtype}"), draw({shape[-1:]}, "{dtype}"), draw({shape[-1:]}, "{dtype}")
+        want, _, want_rstd = reference.rms_norm_numpy(x, None, weight, bias, 1e-3, 1.0, None)
+        got, rstd = cuops.rms_norm(x, weight, bias, 1e-3, weight_offset=1.0, return_rstd=True)
+        close = {{"rtol": 1e-5 if x.dtype == "float32" else 1e-12, "atol": 1e-5 if x.dtype == "float32" else 1e-12}}
+        numpy.testing.assert_allclose(got, want, **close)
+        numpy.testing.assert_allclose(rstd, want_rstd, **close)
+        if x.ndim > 1:
+            assert cuops.rms_norm_(x, weight, bias, 1e-3, weight_offset=1.0) is x
+            numpy.testing.assert_array_equal(x, got)
+        driver = ctypes.CDLL("libcuda.so.1")
+        assert driver.stand_in_context_depth() == 0
+        assert driver.stand_in_most_allocated() < 8 * (2 * 5e6 + 4 * x[:1].nbytes) + 4 * weight.nbytes
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
+def test_rows_of_a_larger_array_are_read_and_written_in_place(installation: Installation, driver: Path):
+    code = """
+        import cuops, numpy
+        from cuops import reference
+        whole = numpy.random.default_rng(0).standard_normal((3000, 700))
+        before, x = whole.copy(), whole[::2, 100:600]
+        want = reference.rms_norm_numpy(x, None, None, None, 1e-6, 0.0, None)[0]
+        numpy.testing.assert_allclose(cuops.rms_norm(x), want, rtol=1e-12)
+        numpy.testing.assert_array_equal(whole, before)
+        cuops.rms_norm_(x)
+        numpy.testing.assert_allclose(x, want, rtol=1e-12)
+        before[::2, 100:600] = x
+        numpy.testing.assert_array_equal(whole, before)
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
+def test_driver_too_old_leaves_numpy_arrays_to_the_cpu_with_a_warning(installation: Installation, driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    code = """
+        import warnings, cuops, numpy
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            numpy.testing.assert_allclose(cuops.rms_norm(numpy.ones((2, 8))), 1, rtol=1e-5)
+        assert ["pip install cuops-cu118" in str(w.message) for w in caught] == [True], caught
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_VERSION=11040, STAND_IN_LOG=log)
+    assert not log.exists()

@@ -1,0 +1,229 @@
+"""Every error of cuops.errors, provoked where there is no GPU, and the command that it names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from installation import Installation
+
+CUDA_ARRAY = """
+    import json, cuops
+
+    class CudaArray:  # as CuPy's: enough of one to reach the choice of a backend
+        dtype, shape = "float32", (2, 8)
+        def __dlpack_device__(self): return (2, 0)
+        def __dlpack__(self, **_): raise NotImplementedError
+
+    try:
+        cuops.rms_norm(CudaArray())
+    except Exception as error:
+        ours = isinstance(error, cuops.errors.CuopsError)
+        print(json.dumps([type(error).__name__, str(error), error.command if ours else None]))
+"""
+NUMPY_ARRAY = """
+    import json, cuops, numpy
+    try:
+        cuops.rms_norm(numpy.ones((2, 8), "float32"))
+    except Exception as error:
+        print(json.dumps([type(error).__name__, str(error), getattr(error, "command", None)]))
+"""
+
+
+def provoke(installation: Installation, code: str = CUDA_ARRAY, **environment: object) -> tuple[str, str, str]:
+    """(class, message, command) of the error that the code raises."""
+    done = installation.run(code, **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout, "no error was raised"
+    kind, message, command = json.loads(done.stdout)
+    assert message.endswith(f"To mend it, run: {command}")
+    return kind, message, command
+
+
+@pytest.mark.parametrize(
+    ("version", "command"), [(11040, "cuops-cu118"), (12020, "cuops-cu128"), (12080, "cuops-cu128"), (13010, "cuops-cu130")]
+)
+def test_no_backend_names_the_one_for_this_driver(core: Installation, driver: Path, version: int, command: str):
+    kind, message, got = provoke(core, LIBRARIES=driver, STAND_IN_VERSION=version)
+    assert (kind, got) == ("BackendNotFoundError", f"pip install {command}")
+    assert "no backend of cuops is installed" in message
+
+
+def test_no_backend_and_no_driver(core: Installation):
+    assert provoke(core)[::2] == ("BackendNotFoundError", "pip install cuops-cu121")
+
+
+def test_forced_backend_that_is_missing(installation: Installation, driver: Path):
+    kind, message, command = provoke(installation, LIBRARIES=driver, CUOPS_BACKEND="cu130")
+    assert (kind, command) == ("ForcedBackendNotFoundError", "pip install cuops-cu130")
+    assert "CUOPS_BACKEND is 'cu130'" in message
+
+
+def test_forced_backend_that_does_not_exist(installation: Installation, driver: Path):
+    kind, message, command = provoke(installation, LIBRARIES=driver, CUOPS_BACKEND="cuda12")
+    assert (kind, command) == ("ForcedBackendNotFoundError", "unset CUOPS_BACKEND")
+    assert "cu118, cu121, cu128, cu130" in message
+
+
+def test_no_driver(installation: Installation):
+    kind, message, command = provoke(installation)
+    assert kind == "DriverNotFoundError"
+    assert "libcuda.so.1" in message
+    assert command.startswith("nvidia-smi")
+
+
+@pytest.mark.parametrize("failure", ["cuDriverGetVersion=34", "cuDriverGetVersion=100"])
+def test_driver_without_a_gpu(installation: Installation, driver: Path, failure: str):
+    assert provoke(installation, LIBRARIES=driver, STAND_IN_FAIL=failure)[0] == "DriverNotFoundError"
+
+
+def test_driver_too_old_for_the_backend_installed(installation: Installation, driver: Path):
+    kind, message, command = provoke(installation, LIBRARIES=driver, STAND_IN_VERSION=11040)
+    assert (kind, command) == ("DriverTooOldError", "pip install cuops-cu118")
+    assert "knows CUDA 11.4; cuops-cu121 needs CUDA 12.0 (driver 525.60.13 or newer)" in message
+
+
+def test_driver_too_old_for_every_backend(installation: Installation, driver: Path):
+    kind, _, command = provoke(installation, LIBRARIES=driver, STAND_IN_VERSION=10020)
+    assert (kind, command) == ("DriverTooOldError", "apt-get install nvidia-driver")
+
+
+def test_core_and_backend_of_two_versions(installation: Installation, driver: Path):
+    installation.edit("cuops_cu121/__init__.py", b"'version': '", b"'version': '9.")
+    kind, message, command = provoke(installation, LIBRARIES=driver)
+    assert kind == "VersionMismatchError"
+    assert command == "pip install --upgrade --force-reinstall cuops-cu121"
+    assert "and cuops-cu121 is 9." in message
+
+
+@pytest.mark.parametrize("capability", [35, 37])
+def test_gpu_older_than_all_images(installation: Installation, driver: Path, capability: int):
+    kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=capability)
+    assert kind == "UnsupportedArchitectureError"
+    assert f"no code for compute capability {capability / 10}" in message
+    assert "cuops-cu118" in command
+
+
+def test_damaged_image(installation: Installation, driver: Path):
+    from test_wheels import IMAGE, ELFFile
+
+    library = installation.folder / "cuops_cu121" / "libcuops.so"
+    with library.open("r+b") as file:
+        section = ELFFile(file).get_section_by_name(".cuops_images")
+        _, _, _, offset, size, _ = IMAGE.unpack_from(section.data(), 8)
+        file.seek(section["sh_offset"] + offset)
+        file.write(b"\xff" * size)
+    kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
+    assert (kind, command) == ("DamagedBackendError", "pip install --force-reinstall cuops-cu121")
+    assert "image of rms_norm" in message
+
+
+def test_damaged_library(installation: Installation, driver: Path):
+    library = installation.folder / "cuops_cu121" / "libcuops.so"
+    library.write_bytes(library.read_bytes()[:5000])
+    kind, message, command = provoke(installation, LIBRARIES=driver)
+    assert (kind, command) == ("DamagedBackendError", "pip install --force-reinstall cuops-cu121")
+    assert str(library) in message
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"),
+    [
+        ("cuLibraryLoadData=209", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        ("cuLibraryGetKernel=1", "CUDA_ERROR_INVALID_VALUE"),
+        ("cuLaunchKernel=719", "CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"),
+        ("cuMemAlloc_v2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuMemHostAlloc=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuMemcpyHtoDAsync_v2=1", "CUDA_ERROR_INVALID_VALUE"),
+        ("cuMemcpyDtoHAsync_v2=1", "CUDA_ERROR_INVALID_VALUE"),
+        ("cuStreamCreate=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuStreamSynchronize=719", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("cuDevicePrimaryCtxRetain=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuCtxPushCurrent_v2=201", "CUDA_ERROR_INVALID_CONTEXT"),
+        ("cuCtxGetCurrent=4242", "error 4242"),
+        ("cuInit=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_failing_cuda_call(installation: Installation, driver: Path, failure: str, name: str):
+    kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_FAIL=failure)
+    assert (kind, command) == ("CudaError", "cuops doctor")
+    call = failure.partition("=")[0].removesuffix("_v2")
+    assert f"{call} failed with {name}" in message
+
+
+def test_failing_launch_of_many_chunks_leaves_nothing_behind(installation: Installation, driver: Path):
+    done = installation.run(
+        """
+        import ctypes, os, cuops, numpy
+        x = numpy.ones((4096, 1024), "float32")
+        os.environ["STAND_IN_FAIL"] = "cuLaunchKernelEx=719"
+        for _ in range(3):
+            try:
+                cuops.rms_norm(x)
+            except cuops.errors.CudaError as error:
+                assert "CUDA_ERROR_LAUNCH_FAILED" in str(error)
+            else:
+                raise SystemExit("no error")
+        driver = ctypes.CDLL("libcuda.so.1")
+        assert driver.stand_in_allocated() == 0, driver.stand_in_allocated()
+        assert driver.stand_in_context_depth() == 0
+        os.environ["STAND_IN_FAIL"] = "cuLaunchKernel=719"
+        del os.environ["STAND_IN_FAIL"]
+        numpy.testing.assert_allclose(cuops.rms_norm(x), x, rtol=1e-5)
+        """,
+        LIBRARIES=driver,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_forked_child_says_to_spawn(installation: Installation, driver: Path):
+    done = installation.run(
+        """
+        import os, sys, cuops, numpy
+        x = numpy.ones((2, 8), "float32")
+        cuops.rms_norm(x)
+        child = os.fork()
+        if child == 0:
+            try:
+                cuops.rms_norm(x)
+            except cuops.errors.CudaError as error:
+                os._exit(0 if '"spawn"' in str(error) and "forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        cuops.rms_norm(x)
+        """,
+        LIBRARIES=driver,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_fork_before_cuda_is_used_is_fine(installation: Installation, driver: Path):
+    done = installation.run(
+        """
+        import os, cuops, numpy
+        x = numpy.ones((2, 8), "float32")
+        child = os.fork()
+        numpy.testing.assert_allclose(cuops.rms_norm(x), x, rtol=1e-5)
+        if child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
+        LIBRARIES=driver,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_array_of_the_library_outlives_a_fork(installation: Installation, driver: Path):
+    done = installation.run(
+        """
+        import os, sys, cuops
+        from cuops import _backend
+        array = _backend.library().empty([4, 4], "float32", 0)
+        child = os.fork()
+        del array
+        if child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
+        LIBRARIES=driver,
+    )
+    assert done.returncode == 0, done.stderr
