@@ -46,10 +46,14 @@ def test_forced_backend(installation: Installation, backend_wheel: Path, driver:
 
 @pytest.mark.parametrize(
     ("capability", "image"),
-    [(50, "sm_50"), (52, "sm_50"), (61, "sm_60"), (75, "sm_75"), (86, "sm_86"), (87, "sm_86"), (90, "sm_90")]
-    + [(100, "compute_90"), (121, "compute_90")],
+    [
+        *[(50, "sm_50"), (52, "sm_50"), (61, "sm_60"), (75, "sm_75"), (86, "sm_86"), (87, "sm_86"), (90, "sm_90")],
+        *[(100, "compute_90"), (121, "compute_90")],
+    ],
 )
-def test_image_for_a_compute_capability(installation: Installation, driver: Path, tmp_path: Path, capability: int, image: str):
+def test_image_for_a_compute_capability(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, image: str
+):
     log = tmp_path / "log"
     run(installation, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
     assert loads(log) == [f"library {image}"]
@@ -106,7 +110,9 @@ def test_threads_load_an_image_once_and_agree(installation: Installation, driver
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1,), (3, 7), (5000, 1000), (2, 3, 300_001), (200_000, 3), (0, 8), (8, 0)], ids=str)
-def test_numpy_arrays_go_through_the_gpu_in_chunks(installation: Installation, driver: Path, shape: tuple[int, ...], dtype: str):
+def test_numpy_arrays_go_through_the_gpu_in_chunks(
+    installation: Installation, driver: Path, shape: tuple[int, ...], dtype: str
+):
     code = f"""
         import ctypes, cuops, numpy
         from cuops import reference
@@ -144,7 +150,9 @@ def test_rows_of_a_larger_array_are_read_and_written_in_place(installation: Inst
     run(installation, code, LIBRARIES=driver)
 
 
-def test_driver_too_old_leaves_numpy_arrays_to_the_cpu_with_a_warning(installation: Installation, driver: Path, tmp_path: Path):
+def test_driver_too_old_leaves_numpy_arrays_to_the_cpu_with_a_warning(
+    installation: Installation, driver: Path, tmp_path: Path
+):
     log = tmp_path / "log"
     code = """
         import warnings, cuops, numpy

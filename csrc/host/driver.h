@@ -63,6 +63,7 @@ constexpr int kClusterDimension = 4;                                            
   F(MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", void*, CUdeviceptr, std::size_t, CUstream)                                         \
   F(PointerGetAttribute, "cuPointerGetAttribute", void*, int, CUdeviceptr)                                                      \
   F(StreamCreate, "cuStreamCreate", CUstream*, unsigned)                                                                        \
+  F(StreamDestroy, "cuStreamDestroy_v2", CUstream)                                                                              \
   F(StreamSynchronize, "cuStreamSynchronize", CUstream)                                                                         \
   F(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", int*)
 

@@ -32,8 +32,12 @@ struct DeviceAllocator {
   }
   void FreeData(DLTensor* tensor) {
     if (tensor->data == nullptr) return;
-    const ContextGuard context(tensor->device.device_id);
-    driver().MemFree(reinterpret_cast<CUdeviceptr>(tensor->data));
+    try {
+      const ContextGuard context(tensor->device.device_id);
+      driver().MemFree(reinterpret_cast<CUdeviceptr>(tensor->data));
+    } catch (const tvm::ffi::Error&) {
+      // In a forked child, or when the driver has shut down: the memory is no longer ours, and a deleter has nobody to tell.
+    }
   }
 };
 

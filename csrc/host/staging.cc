@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace cuops {
@@ -23,9 +24,11 @@ class Lane {
     check(driver().StreamCreate(&stream, 1), "cuStreamCreate");
   }
   Lane(const Lane&) = delete;
-  ~Lane() {  // after a failure only: lanes that work go back to the pool
+  ~Lane() {                              // after a failure only: lanes that work go back to the pool
+    driver().StreamSynchronize(stream);  // copies under way may be of the caller's memory
     if (on_device) driver().MemFree(on_device);
     if (on_host) driver().MemFreeHost(on_host);
+    driver().StreamDestroy(stream);
   }
 
   void reserve(std::int64_t bytes) {
@@ -172,7 +175,11 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
     }
   };
   std::vector<std::thread> workers;
-  for (std::int64_t i = 1; i < std::min<std::int64_t>(most_workers, chunks); ++i) workers.emplace_back(work);
+  try {
+    for (std::int64_t i = 1; i < std::min<std::int64_t>(most_workers, chunks); ++i) workers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that there are do the work.
+  }
   work();
   for (auto& worker : workers) worker.join();
   if (failure) std::rethrow_exception(failure);

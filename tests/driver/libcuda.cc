@@ -83,7 +83,8 @@ void rms_norm_fwd(const RmsNormFwdParams& p, DType dtype) {
     for (long long i = 0; i < p.n; ++i) sum += pow(read(p.x.data, dtype, in + i), 2);
     const double rstd = 1 / sqrt(sum / p.n + p.float64.eps);
     for (long long i = 0; i < p.n; ++i) {
-      const double scale = p.weight ? read(p.weight, dtype, i) + p.float64.weight_offset : 1, shift = p.bias ? read(p.bias, dtype, i) : 0;
+      const double scale = p.weight ? read(p.weight, dtype, i) + p.float64.weight_offset : 1,
+                   shift = p.bias ? read(p.bias, dtype, i) : 0;
       write(p.y.data, p.y_dtype, out + i, read(p.x.data, dtype, in + i) * rstd * scale + shift);
     }
     if (p.rstd) write(p.rstd, dtype, r, rstd);
@@ -111,12 +112,22 @@ extern "C" __attribute__((visibility("default"))) int64_t stand_in_context_depth
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_allocated() { return allocated; }
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_most_allocated() { return most_allocated; }
 
-DRIVER(cuInit, unsigned) { MAY_FAIL; return 0; }
-DRIVER(cuDriverGetVersion, int* version) { MAY_FAIL; *version = setting("STAND_IN_VERSION", 12080); return 0; }
+DRIVER(cuInit, unsigned) {
+  MAY_FAIL;
+  return 0;
+}
+DRIVER(cuDriverGetVersion, int* version) {
+  MAY_FAIL;
+  *version = setting("STAND_IN_VERSION", 12080);
+  return 0;
+}
 DRIVER(cuGetErrorName, int result, const char** name) {
-  const struct { int result; const char* name; } known[] = {
-      {1, "CUDA_ERROR_INVALID_VALUE"}, {2, "CUDA_ERROR_OUT_OF_MEMORY"}, {34, "CUDA_ERROR_STUB_LIBRARY"}, {100, "CUDA_ERROR_NO_DEVICE"},
-      {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"}, {719, "CUDA_ERROR_LAUNCH_FAILED"}};
+  const struct {
+    int result;
+    const char* name;
+  } known[] = {{1, "CUDA_ERROR_INVALID_VALUE"},  {2, "CUDA_ERROR_OUT_OF_MEMORY"},     {34, "CUDA_ERROR_STUB_LIBRARY"},
+               {100, "CUDA_ERROR_NO_DEVICE"},    {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+               {719, "CUDA_ERROR_LAUNCH_FAILED"}};
   *name = nullptr;
   for (const auto& each : known)
     if (each.result == result) *name = each.name;
@@ -126,31 +137,65 @@ DRIVER(cuGetErrorString, int result, const char** text) {
   *text = result == 719 ? "unspecified launch failure" : nullptr;
   return *text ? 0 : kInvalidValue;
 }
-DRIVER(cuDeviceGetCount, int* count) { MAY_FAIL; *count = setting("STAND_IN_DEVICES", 1); return 0; }
+DRIVER(cuDeviceGetCount, int* count) {
+  MAY_FAIL;
+  *count = setting("STAND_IN_DEVICES", 1);
+  return 0;
+}
 DRIVER(cuDeviceGet, int* device, int index) {
   MAY_FAIL;
   *device = index;
   return index < setting("STAND_IN_DEVICES", 1) ? 0 : 101;
 }
-DRIVER(cuDeviceGetName, char* name, int size, int device) { MAY_FAIL; snprintf(name, size, "Stand-in %d", device); return 0; }
-DRIVER(cuDeviceTotalMem_v2, size_t* bytes, int) { MAY_FAIL; *bytes = size_t(8) << 30; return 0; }
+DRIVER(cuDeviceGetName, char* name, int size, int device) {
+  MAY_FAIL;
+  snprintf(name, size, "Stand-in %d", device);
+  return 0;
+}
+DRIVER(cuDeviceTotalMem_v2, size_t* bytes, int) {
+  MAY_FAIL;
+  *bytes = size_t(8) << 30;
+  return 0;
+}
 DRIVER(cuDeviceGetAttribute, int* value, int attribute, int) {
   MAY_FAIL;
   const int capability = setting("STAND_IN_CAPABILITY", 90);
   *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 132 : 0;
   return 0;
 }
-DRIVER(cuDevicePrimaryCtxRetain, Context** context, int device) { MAY_FAIL; *context = &contexts[device]; return 0; }
-DRIVER(cuCtxGetCurrent, Context** context) { MAY_FAIL; *context = depth ? stack[depth - 1] : nullptr; return 0; }
-DRIVER(cuCtxPushCurrent_v2, Context* context) { MAY_FAIL; stack[depth++] = context; return 0; }
+DRIVER(cuDevicePrimaryCtxRetain, Context** context, int device) {
+  MAY_FAIL;
+  *context = &contexts[device];
+  return 0;
+}
+DRIVER(cuCtxGetCurrent, Context** context) {
+  MAY_FAIL;
+  *context = depth ? stack[depth - 1] : nullptr;
+  return 0;
+}
+DRIVER(cuCtxPushCurrent_v2, Context* context) {
+  MAY_FAIL;
+  stack[depth++] = context;
+  return 0;
+}
 DRIVER(cuCtxPopCurrent_v2, Context** context) {
   if (depth == 0) return kInvalidContext;
   *context = stack[--depth];
   return 0;
 }
-DRIVER(cuModuleLoadData, void** module, const void* image) { MAY_FAIL; *module = contexts; return load(image, "module"); }
-DRIVER(cuModuleGetFunction, void** function, void*, const char* name) { MAY_FAIL; return find_function(function, name); }
-DRIVER(cuFuncSetAttribute, void*, int, int) { MAY_FAIL; return 0; }
+DRIVER(cuModuleLoadData, void** module, const void* image) {
+  MAY_FAIL;
+  *module = contexts;
+  return load(image, "module");
+}
+DRIVER(cuModuleGetFunction, void** function, void*, const char* name) {
+  MAY_FAIL;
+  return find_function(function, name);
+}
+DRIVER(cuFuncSetAttribute, void*, int, int) {
+  MAY_FAIL;
+  return 0;
+}
 DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
        void** arguments, void**) {
   MAY_FAIL;
@@ -173,13 +218,40 @@ DRIVER(cuMemFree_v2, void* at) {
   free(block);
   return 0;
 }
-DRIVER(cuMemHostAlloc, void** at, size_t bytes, unsigned) { MAY_FAIL; *at = malloc(bytes); return 0; }
-DRIVER(cuMemFreeHost, void* at) { MAY_FAIL; free(at); return 0; }
-DRIVER(cuMemcpyHtoDAsync_v2, void* to, const void* from, size_t bytes, void*) { MAY_FAIL; memcpy(to, from, bytes); return 0; }
-DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void*) { MAY_FAIL; memcpy(to, from, bytes); return 0; }
+DRIVER(cuMemHostAlloc, void** at, size_t bytes, unsigned) {
+  MAY_FAIL;
+  *at = malloc(bytes);
+  return 0;
+}
+DRIVER(cuMemFreeHost, void* at) {
+  MAY_FAIL;
+  free(at);
+  return 0;
+}
+DRIVER(cuMemcpyHtoDAsync_v2, void* to, const void* from, size_t bytes, void*) {
+  MAY_FAIL;
+  memcpy(to, from, bytes);
+  return 0;
+}
+DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void*) {
+  MAY_FAIL;
+  memcpy(to, from, bytes);
+  return 0;
+}
 DRIVER(cuPointerGetAttribute, void*, int, uint64_t) { return kInvalidValue; }
-DRIVER(cuStreamCreate, void** stream, unsigned) { MAY_FAIL; *stream = contexts; return 0; }
-DRIVER(cuStreamSynchronize, void*) { MAY_FAIL; return 0; }
+DRIVER(cuStreamCreate, void** stream, unsigned) {
+  MAY_FAIL;
+  *stream = contexts;
+  return 0;
+}
+DRIVER(cuStreamDestroy_v2, void*) {
+  MAY_FAIL;
+  return 0;
+}
+DRIVER(cuStreamSynchronize, void*) {
+  MAY_FAIL;
+  return 0;
+}
 DRIVER(cuThreadExchangeStreamCaptureMode, int*) { return 0; }
 
 #ifndef BEFORE_CUDA_12
@@ -191,8 +263,14 @@ DRIVER(cuLibraryLoadData, void** library, const void* image, void*, void**, unsi
   *library = contexts;
   return load(image, "library");
 }
-DRIVER(cuLibraryGetKernel, void** function, void*, const char* name) { MAY_FAIL; return find_function(function, name); }
-DRIVER(cuKernelSetAttribute, int, int, void*, int) { MAY_FAIL; return 0; }
+DRIVER(cuLibraryGetKernel, void** function, void*, const char* name) {
+  MAY_FAIL;
+  return find_function(function, name);
+}
+DRIVER(cuKernelSetAttribute, int, int, void*, int) {
+  MAY_FAIL;
+  return 0;
+}
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
   MAY_FAIL;
   return run(function, arguments, config->grid[0], "launch cluster");

@@ -64,6 +64,10 @@ def choose() -> Backend:
     forced = os.environ.get("CUOPS_BACKEND")
     if forced:
         backends = [backend for backend in backends if backend.name == forced]
+        if forced not in LEAST_DRIVER and not backends:
+            raise errors.ForcedBackendNotFoundError(
+                f"CUOPS_BACKEND is {forced!r}; there are {', '.join(LEAST_DRIVER)}", "unset CUOPS_BACKEND"
+            )
         if not backends:
             raise errors.ForcedBackendNotFoundError(
                 f"CUOPS_BACKEND is {forced!r}, and cuops-{forced} is not installed", f"pip install cuops-{forced}"
@@ -112,7 +116,14 @@ def code_for(backend: Backend, capability: tuple[int, int]) -> str:
 @functools.cache
 def library() -> Any:
     """The FFI functions of the chosen backend. Raises one of cuops.errors."""
-    return load(choose())
+    backend = choose()
+    errors.DamagedBackendError.command = reinstall(backend)  # for what its library raises
+    return load(backend)
+
+
+def reinstall(backend: Backend) -> str:
+    """The command that mends a damaged backend."""
+    return f"pip install --force-reinstall cuops-{backend.name}"
 
 
 def load(backend: Backend) -> Any:
@@ -124,7 +135,10 @@ def load(backend: Backend) -> Any:
 
     for name, cls in errors.from_library().items():
         tvm_ffi.register_error(name, cls)
-    return tvm_ffi.load_module(str(backend.library))
+    try:
+        return tvm_ffi.load_module(str(backend.library))
+    except (OSError, RuntimeError) as error:  # the dynamic linker's words are in it
+        raise errors.DamagedBackendError(f"{backend.library} does not load: {error}", reinstall(backend)) from None
 
 
 @functools.cache

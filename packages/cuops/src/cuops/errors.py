@@ -48,13 +48,17 @@ class UnsupportedArchitectureError(CuopsError):
     command = "pip install cuops-cu118  # and set CUOPS_BACKEND=cu118"
 
 
+class DamagedBackendError(CuopsError):
+    """The library of a backend is not as it was built; the command names the backend once one is chosen."""
+
+    command = "pip install --force-reinstall cuops-cu121"
+
+
 class CudaError(CuopsError):
     """A call of the CUDA driver failed; the message has the driver's own name for it."""
 
 
 def from_library() -> dict[str, type[CuopsError]]:
     """The classes that the C++ library raises, by the names that it knows them by."""
-    return {
-        f"cuops.errors.{cls.__name__}": cls
-        for cls in (DriverNotFoundError, DriverTooOldError, UnsupportedArchitectureError, CudaError)
-    }
+    raised = (DriverNotFoundError, DriverTooOldError, UnsupportedArchitectureError, DamagedBackendError, CudaError)
+    return {f"cuops.errors.{cls.__name__}": cls for cls in raised}
