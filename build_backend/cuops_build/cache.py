@@ -36,7 +36,10 @@ def load(name: str) -> bytes | None:
 
 def store(name: str, product: bytes) -> None:
     """Keeps a product; readers see it whole or not at all."""
-    directory().mkdir(parents=True, exist_ok=True)
+    try:
+        directory().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"no build products can be kept: {error}; set CUOPS_BUILD_CACHE to a folder of yours") from None
     with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
         file.write(product)
     Path(file.name).replace(directory() / name)

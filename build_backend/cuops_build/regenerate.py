@@ -47,6 +47,8 @@ version = {{ source = "vcs", raw-options = {{ root = "../..", version_scheme = "
 metadata.hooks.custom = {{ path = "build_backend/hatch_build.py", dependencies = ["apache-tvm-ffi>=0.1.9,<0.2"] }}
 build.hooks.custom.path = "build_backend/hatch_build.py"
 build.targets.wheel.bypass-selection = true
+build.targets.wheel.core-metadata-version = "2.4"  # which installers and indexes know
+build.targets.sdist.core-metadata-version = "2.4"
 
 [tool.cuops]
 {row}
