@@ -89,7 +89,7 @@ def bench(session: nox.Session) -> None:
     if session.venv_backend != "none":
         install_wheels(session, sorted(DIST.glob("*.whl")) or session.error("dist/ is empty: run nox -s wheels first"))
         session.install(*group("test"), *group("bench"))
-    session.run("python", "-m", "benchmarks", *(session.posargs or ["rms_norm"]), "--output", "benchmarks/results")
+    session.run("python", "-m", "benchmarks", *(session.posargs or ["rms_norm"]))
 
 
 @nox.session

@@ -42,7 +42,7 @@ BACKWARD = {
     "b": [(32768, 512), (32768, 1024), (32768, 4096), (8192, 16384), (2048, 65536), (1024, 131072), (32768, 1000)],
     "f": [(32768, 1024), (16384, 8192), (1024, 131072)],
 }
-SMALL = [(rows, n) for rows in (1, 8, 64) for n in (256, 1024, 4096, 16384)]
+SMALL = [(rows, n) for rows in (1, 64) for n in (256, 1024, 4096, 16384)]
 HOST_ARRAYS = [("float32", 1024, 1024), ("float32", 8192, 4096), ("float32", 16384, 16384), ("float64", 16384, 16384)]
 
 GRID_SIZES = sorted(
@@ -167,7 +167,7 @@ def host_arrays(options: argparse.Namespace, functions: dict[str, Any], timer: T
         record: dict[str, Any] = {"dtype": dtype, "shape": (rows, n), "error": error}
         record["numpy_ms"] = _milliseconds(_numpy_rms_norm_, fresh, x, 1 if fresh.nbytes > 1 << 29 else 3)
         if on_gpu and "torch" in functions:
-            record["torch_round_trip_ms"] = _milliseconds(_torch_round_trip, fresh, x, repeats)
+            record["torch_round_trip_ms"] = _milliseconds(_torch_round_trip, fresh, x, 1 if repeats == 2 else 3)
         record["cuops_ms"] = _milliseconds(lambda a: cuops.rms_norm_(a, eps=EPS), fresh, x, repeats)
         if on_gpu:
             del x
@@ -188,10 +188,8 @@ import json, sys, time
 device = sys.argv[1]
 import numpy, cuops
 marks = {}
-start = time.perf_counter()
 if device == "cuda":
     import torch
-    marks["import_torch_ms"] = 1e3 * (time.perf_counter() - start)
     start = time.perf_counter()
     x = torch.ones(8, 1024, device=device)
     torch.cuda.synchronize()

@@ -127,6 +127,7 @@ def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) 
         axis.set_yticks(
             range(len(records)), [f"{record['dtype']} {'x'.join(map(str, record['shape']))}" for record in records]
         )
+        axis.margins(y=0.01)
         axis.invert_yaxis()
         axis.set(title=name, xlabel="time of a device copy of the same bytes / time (1 = as fast as memory)")
         axis.spines[["top", "right"]].set_visible(False)

@@ -21,7 +21,7 @@ class CudaTimer:
     """
 
     def __init__(self, quick: bool = False) -> None:
-        self.milliseconds = 10 if quick else 60
+        self.milliseconds = 10 if quick else 40
         gc.freeze()  # each capture collects garbage, which takes long after the imports of all peers
 
     def kernel(self, make: Callable[[], Call], calls: int = 1) -> float:
