@@ -141,6 +141,13 @@ def test_a_newer_gpu_runs_ptx(machine, capsys):
     assert examine(capsys)["gpus"][0]["code"].startswith("PTX for 9.0")
 
 
+@pytest.mark.parametrize(("cuda_tensors", "tested"), [(True, ["CPU", "GPU 0", "GPU 1"]), (False, ["CPU", "GPU 0"])])
+def test_every_gpu_that_arrays_can_be_on_is_tested(machine, capsys, cuda_tensors, tested):
+    machine.setattr(_driver, "gpus", lambda: [H200, _driver.Gpu(1, "NVIDIA H200", (9, 0), 150 << 30)])
+    machine.setattr(doctor, "cuda_tensors", lambda: cuda_tensors)
+    assert [test["where"] for test in examine(capsys)["self_tests"]] == tested
+
+
 def test_a_cuda_call_that_fails(machine, capsys):
     machine.setattr(_driver, "gpus", raises(errors.CudaError("cuInit failed with CUDA_ERROR_UNKNOWN")))
     assert "CUDA_ERROR_UNKNOWN" in problem(examine(capsys), 16)["what"]

@@ -22,7 +22,7 @@ from importlib import metadata
 from typing import Any
 
 from .. import _backend, _driver, _torch, errors
-from .selftest import LIMIT, SELF_TESTS
+from .selftest import LIMIT, SELF_TESTS, cuda_tensors
 
 BROKEN = 18
 SELF_TEST_FAILED = 17
@@ -163,7 +163,10 @@ class Examination:
     def _self_tests(self) -> list[dict[str, Any]]:
         places: list[int | None] = [None]
         if self.report["choice"]:
-            places += [gpu["index"] for gpu in self.report["gpus"] if "code" in gpu]
+            usable = [gpu["index"] for gpu in self.report["gpus"] if "code" in gpu]
+            places += (
+                usable if cuda_tensors() else [index for index in usable if index == 0]
+            )  # NumPy's arrays go to GPU 0
         return [self._self_test(operator, test, place) for operator, test in SELF_TESTS.items() for place in places]
 
     def _self_test(

@@ -13,12 +13,17 @@ EPS = 1e-6
 LIMIT = 4.0  # in units of the dtype's epsilon, relative to each value
 
 
+def cuda_tensors() -> bool:
+    """Whether PyTorch is there and reaches the GPUs."""
+    return torch is not None and torch.cuda.is_available()
+
+
 def _rms_norm(place: int | None) -> dict[str, float]:
     """The largest error by dtype, in epsilons relative to each value; `place` is a GPU's index, None is the CPU."""
     import numpy as np
 
     x, weight = (np.random.default_rng(0).standard_normal(shape) for shape in ((67, 1000), (1000,)))
-    with_torch = torch is not None and (place is None or torch.cuda.is_available())
+    with_torch = torch is not None and (place is None or cuda_tensors())
     found = {}
     for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}.items():
         if dtype == "bfloat16" and not with_torch:
