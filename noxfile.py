@@ -61,7 +61,7 @@ def tests(session: nox.Session) -> None:
     folder = Path(session.create_tmp(), "dist")
     install_wheels(session, wheelhouse.build(session, [TESTED_ROW], folder))
     session.install(*group("test"))
-    session.run("pytest", "-m", "not gpu", f"--dist={folder}", *session.posargs)
+    session.run("pytest", "-m", "not gpu", f"--wheels={folder}", *session.posargs)
 
 
 @nox.session
@@ -69,7 +69,7 @@ def wheels(session: nox.Session) -> None:
     """Build the core and all backends, or those named (-- cu118 cu121), into dist/, and check them."""
     built = wheelhouse.build(session, session.posargs or list(wheelhouse.CUDA), DIST)
     session.install("-q", *group("contract"))
-    session.run("pytest", "tests/test_wheels.py", f"--dist={DIST}")
+    session.run("pytest", "tests/test_wheels.py", f"--wheels={DIST}")
     for wheel in built:
         session.log(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB")
 

@@ -3,6 +3,7 @@
 
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "host/error.h"
@@ -15,87 +16,76 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-Kernel& fwd_kernel(DType dtype, bool aligned, int resident) {
+enum Variant { kPlain, kGeneral, kUnaligned };
+
+Kernel& fwd_kernel(DType dtype, int resident, Variant variant) {
   struct Table {
-    Kernel* at[4][2][9];  // for the life of the process
+    Kernel* at[4][9][3];  // for the life of the process
     Table() {
+      constexpr const char* suffixes[] = {"_plain", "_general", "_unaligned"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (bool a : {false, true})
-          for (int k = 0; k < 9; ++k) {
-            const std::string layout = a ? "_aligned" : "_unaligned";
-            at[t][a][k] = new Kernel("rms_norm", std::string("rms_norm_fwd_") + name_of(t) + "_" + std::to_string(k) + layout);
-          }
+        for (int k = 0; k < 9; ++k)
+          for (Variant v : {kPlain, kGeneral, kUnaligned})
+            at[t][k][v] = new Kernel("rms_norm", std::string("rms_norm_fwd_") + name_of(t) + "_" + std::to_string(k) + suffixes[v]);
     }
   };
   static const Table table;
-  return *table.at[dtype][aligned][resident];
+  return *table.at[dtype][resident][variant];
 }
 
 // `resident` is how many vectors a thread keeps in registers; 0 reads the row twice.
 struct Plan {
   int resident;
+  Variant variant;
   LaunchShape shape;
 };
 
-Plan plan_fwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool clusters) {
-  const std::int64_t width = 16 / size_of(dtype), windows = (n + width - 1) / width + (aligned ? 0 : 1);
-  if (windows <= 32 && aligned) {  // a part of a warp a row
-    unsigned lanes = 1;
-    while (lanes < windows) lanes *= 2;
-    const unsigned rows_a_block = 128 / lanes;
-    return {1, {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
-  }
+// What is fastest where, as measured (docs/design.md). The instances are at the end of rms_norm.cu.
+Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Hardware& hw) {
   const unsigned blocks = static_cast<unsigned>(rows);
-  for (unsigned cluster = 1; cluster <= (clusters ? 8 : 1); cluster *= 2) {
-    const std::int64_t threads = (windows + 4 * cluster - 1) / (4 * cluster);
-    if (threads <= 1024) return {4, {blocks * cluster, static_cast<unsigned>((threads + 31) / 32 * 32), 1, cluster}};
+  if (variant == kPlain) {
+    if (windows <= 32) {
+      unsigned lanes = 1;
+      while (lanes < windows) lanes *= 2;
+      const unsigned rows_a_block = 128 / lanes;
+      return {1, kPlain, {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
+    }
+    if (windows <= 512) return {2, kPlain, {blocks, threads_for(windows, 2)}};
+    if (windows <= 2048) return {4, kPlain, {blocks, threads_for(windows, 4)}};
+    for (unsigned threads : {256, 512, 1024})
+      for (unsigned cluster = 2; hw.clusters && cluster <= 8; cluster *= 2)
+        if (windows <= 8 * threads * cluster) return {8, kPlain, {blocks * cluster, threads_for(windows, 8 * cluster), 1, cluster}};
+    variant = kGeneral;
   }
-  const unsigned cluster = clusters ? 8 : 1;
-  return {0, {blocks * cluster, 1024, 1, cluster}};
+  if (variant == kGeneral || hw.capability >= 90) {
+    for (unsigned cluster = 1; cluster <= (hw.clusters ? 8 : 1); cluster *= 2)
+      if (windows <= 2048 * cluster) return {4, variant, {blocks * cluster, threads_for(windows, 4 * cluster), 1, cluster}};
+  }
+  const unsigned cluster = hw.clusters && windows > 8192 ? 8 : 1;
+  return {0, variant, {blocks * cluster, std::min(threads_for(windows, 4 * cluster), 1024u), 1, cluster}};
 }
 
 void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
   const int width = 16 / size_of(dtype);
   const bool aligned = p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
                        vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
-  const Plan plan = plan_fwd(p.rows, p.n, dtype, aligned, clusters_available(device));
-  launch(fwd_kernel(dtype, aligned, plan.resident), device, stream, plan.shape, &p);
+  const Hardware& hw = hardware("rms_norm", device);
+  const bool plain = p.residual.data == nullptr && p.bias == nullptr && p.y_dtype == dtype && dtype != kFloat64 && hw.capability >= 80;
+  const Variant variant = !aligned ? kUnaligned : plain ? kPlain : kGeneral;
+  // An unaligned row may reach into one window more. Float64 has no instance that keeps unaligned rows in registers.
+  const std::int64_t windows = (p.n + width - 1) / width + (aligned ? 0 : 1);
+  const Plan plan = plan_fwd(p.rows, windows, variant, dtype == kFloat64 && !aligned ? Hardware{80, hw.multiprocessors, hw.clusters} : hw);
+  launch(fwd_kernel(dtype, plan.resident, plan.variant), device, stream, plan.shape, &p);
 }
 
 // The part of the parameters that does not depend on where the rows are.
 RmsNormFwdParams fwd_params(TensorView x, double eps, double weight_offset) {
   expect_at_least_1d(x, "x");
-  if (!(eps >= 0) || std::isinf(eps)) raise("ValueError", "eps: expected a finite number of at least 0, got " + std::to_string(eps));
   RmsNormFwdParams p{};
   p.n = x.size(x.ndim() - 1);
   p.rows = p.n > 0 ? x.numel() / p.n : 0;
-  const double inverse_n = 1.0 / p.n;
-  const float rounded = static_cast<float>(inverse_n);
-  p.float64 = {inverse_n, 0, eps, std::sqrt(eps), weight_offset};
-  p.float32 = {rounded, static_cast<float>(inverse_n - rounded), static_cast<float>(eps), static_cast<float>(std::sqrt(eps)),
-               static_cast<float>(weight_offset)};
+  set_scalars(&p, p.n, eps, weight_offset);
   return p;
-}
-
-// A weight or bias has the dtype of x or that of its sums. Returns whether it is the latter, and they differ.
-bool expect_parameter(TensorView t, const char* name, TensorView x, DType dtype) {
-  const DType got = dtype_of(t, name);
-  const std::int64_t n = x.size(x.ndim() - 1);
-  if (t.ndim() != 1 || t.size(0) != n || (n > 1 && t.stride(0) != 1)) {
-    raise("ValueError", std::string(name) + ": expected a contiguous array of shape (" + std::to_string(n) + ",)");
-  }
-  if (got != dtype && got != accumulator_of(dtype)) {
-    raise("TypeError", std::string(name) + ": expected the dtype of x or of its sums, got " + name_of(got));
-  }
-  expect_device(t, name, x.device());
-  return got != dtype;
-}
-
-void expect_like(TensorView t, const char* name, TensorView x, DType dtype) {
-  expect_same_shape(t, name, x, "x");
-  expect_device(t, name, x.device());
-  const DType got = dtype_of(t, name);
-  if (got != dtype) raise("TypeError", std::string(name) + ": expected " + name_of(dtype) + ", got " + name_of(got));
 }
 
 void expect_rstd(TensorView rstd, TensorView x, std::int64_t rows, DType dtype) {

@@ -1,6 +1,12 @@
 // What the host tells the kernels of RMSNorm.
 #pragma once
 
+#ifndef __CUDACC__
+#include <cmath>
+
+#include "host/error.h"
+#endif
+
 #include "dtype.h"
 #include "rows.h"
 
@@ -27,5 +33,42 @@ struct RmsNormFwdParams {
   bool weight_wide, bias_wide;  // they have the dtype of the sums (float32) where x has 16 bits
 };
 static_assert(sizeof(RmsNormFwdParams) == 232, "host and device must agree on the layout");
+
+// Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
+struct RmsNormBwdParams {
+  Rows dy, dh, h, dx;
+  long long rows;
+  long long n;
+  const void* weight;
+  void* dweight;  // partial sums, a row of n for each team of threads, in the dtype of the sums
+  void* dbias;    // likewise
+  RmsNormScalars<double> float64;
+  RmsNormScalars<float> float32;
+  bool weight_wide;
+};
+static_assert(sizeof(RmsNormBwdParams) == 232, "host and device must agree on the layout");
+
+// Adds up partial sums.
+struct SumRowsParams {
+  const void* partial;  // (rows, n) in the dtype of the sums
+  void* sum;            // (n)
+  long long rows;
+  long long n;
+  DType dtype;  // of the sum
+};
+static_assert(sizeof(SumRowsParams) == 40, "host and device must agree on the layout");
+
+#ifndef __CUDACC__
+// The constants of a launch; ValueError for an eps that is none.
+template <class Params>
+void set_scalars(Params* p, long long n, double eps, double weight_offset) {
+  if (!(eps >= 0) || std::isinf(eps)) raise("ValueError", "eps: expected a finite number of at least 0, got " + std::to_string(eps));
+  const double inverse_n = 1.0 / n;
+  const float rounded = static_cast<float>(inverse_n);
+  p->float64 = {inverse_n, 0, eps, std::sqrt(eps), weight_offset};
+  p->float32 = {rounded, static_cast<float>(inverse_n - rounded), static_cast<float>(eps), static_cast<float>(std::sqrt(eps)),
+                static_cast<float>(weight_offset)};
+}
+#endif
 
 }  // namespace cuops

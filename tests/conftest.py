@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--dist", type=Path, default=Path("dist"), help="the folder with the wheels to check")
+    parser.addoption("--wheels", type=Path, default=Path("dist"), help="the folder with the wheels to check")
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -90,13 +90,13 @@ def old_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def core_wheel(pytestconfig: pytest.Config) -> Path:
-    (wheel,) = pytestconfig.getoption("--dist").glob("cuops-*.whl")
+    (wheel,) = pytestconfig.getoption("--wheels").glob("cuops-*.whl")
     return wheel
 
 
 @pytest.fixture(scope="session")
 def backend_wheel(pytestconfig: pytest.Config) -> Path:
-    return next(pytestconfig.getoption("--dist").glob("cuops_cu121-*.whl"))
+    return next(pytestconfig.getoption("--wheels").glob("cuops_cu121-*.whl"))
 
 
 @pytest.fixture

@@ -351,6 +351,36 @@ def test_tensors_on_two_devices_are_refused():
             cuops.rms_norm(x, weight)
 
 
+GRADIENT_SHAPES = [(3, 5), (40, 64), (7, 1000), (33, 1024), (5, 4096), (3, 4097), (2, 8192), (700, 96)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [*GRADIENT_SHAPES, pytest.param((9, 40000), marks=gpu), pytest.param((3, 131072), marks=gpu)], ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gradients_agree_with_the_definition(shape, with_bias, dtype, device):
+    n = shape[-1]
+    x, residual = (make(shape, dtype, device, seed).requires_grad_() for seed in (0, 1))
+    weight, bias = (make((n,), dtype, device, seed).requires_grad_() for seed in (2, 3))
+    dy, dh = (make(shape, dtype, device, seed) for seed in (4, 5))
+    y, h = cuops.rms_norm(x, weight, bias if with_bias else None, 1e-4, residual=residual)
+    inputs = [x, residual, weight] + ([bias] if with_bias else [])
+    got = torch.autograd.grad((y, h), inputs, (dy, dh))
+
+    wide_h, wide_weight, wide_dy = (t.detach().double().requires_grad_() for t in (h, weight, dy))
+    wide_y = wide_h * torch.rsqrt(wide_h.square().mean(-1, keepdim=True) + 1e-4) * wide_weight
+    dx, dweight = torch.autograd.grad(wide_y, [wide_h, wide_weight], wide_dy)
+    dx = dx + dh.double()
+    result, sums = torch.finfo(dtype), torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    for a, b in zip(got, [dx, dx, dweight, wide_dy.sum(0)], strict=False):
+        # One rounding to the result, and what float32 loses in sums over a row or over all rows of terms of size 10.
+        allowed = result.eps / 2 * b.abs() + sums.eps * (16 + n**0.5 / 8 + shape[0] ** 0.5) * 10
+        assert ((a.double() - b).abs() <= allowed).all()
+    again = torch.autograd.grad(
+        cuops.rms_norm(x, weight, bias if with_bias else None, 1e-4, residual=residual), inputs, (dy, dh)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_opcheck(with_residual, device):
     for dtype, n in itertools.product((torch.float32, torch.bfloat16), (8, 13)):
@@ -416,7 +446,7 @@ def test_threads_and_streams_do_not_disturb_each_other():
 
     def work(index):
         with torch.cuda.stream(torch.cuda.Stream()):
-            x = make((257, 1000 + index), device="cuda", seed=index)
+            x = make((257, 1000 + 8 * index), device="cuda", seed=index)
             results[index] = [cuops.rms_norm(x) for _ in range(50)], cuops.rms_norm(x.cpu().numpy())
             torch.cuda.current_stream().synchronize()
 
@@ -426,7 +456,7 @@ def test_threads_and_streams_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     for index in range(4):
-        x = make((257, 1000 + index), device="cuda", seed=index)
+        x = make((257, 1000 + 8 * index), device="cuda", seed=index)
         on_gpu, on_host = results[index]
         assert all(torch.equal(y, cuops.rms_norm(x)) for y in on_gpu)
         assert torch.equal(torch.from_numpy(on_host), cuops.rms_norm(x).cpu())

@@ -1,4 +1,4 @@
-"""The wheel contract: what must hold of the wheels in --dist, and that the contract fails on wheels that break it."""
+"""The wheel contract: what must hold of the wheels in --wheels, and that the contract fails on wheels that break it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ ROWS = {row.distribution: row for row in table.read(ROOT / "cuda.toml").values()
 NEWEST_GLIBC = 28
 NEEDED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "libtvm_ffi.so"}
 CORE_BYTES, BACKEND_BYTES = 300_000, 10_000_000
-IMAGE = struct.Struct(
-    "<32sIIQQQ"
-)  # of csrc/host/image.cc: operator, capability, whether PTX, offset, stored size, size
+# Of csrc/host/image.cc: operator, capability, whether PTX, CUDA version, padding, offset, stored size, size.
+IMAGE = struct.Struct("<32sIIIIQQQ")
 BUILD_PATH = re.compile(rb"/(?:builds?|github|home|mnt|opt|private|root|tmp|usr|var|work|__w|Users)/[\w.+-]+")
 
 
@@ -80,7 +79,7 @@ class Wheel:
         section = self.library.get_section_by_name(".cuops_images").data()
         found = []
         for i in range(struct.unpack_from("<Q", section)[0]):
-            op, capability, ptx, offset, stored, size = IMAGE.unpack_from(section, 8 + i * IMAGE.size)
+            op, capability, ptx, _, _, offset, stored, size = IMAGE.unpack_from(section, 8 + i * IMAGE.size)
             code = lz4.block.decompress(section[offset : offset + stored], uncompressed_size=size)
             found.append((op.rstrip(b"\0").decode(), capability, bool(ptx), code))
         return found
@@ -281,13 +280,13 @@ BROKEN_CORES = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "path" in metafunc.fixturenames:
-        paths = sorted(metafunc.config.getoption("--dist").glob("*.whl"))
+        paths = sorted(metafunc.config.getoption("--wheels").glob("*.whl"))
         metafunc.parametrize("path", paths, ids=lambda path: path.name.split("-")[0])
 
 
 @pytest.fixture
 def wheels(pytestconfig: pytest.Config) -> list[Wheel]:
-    return [Wheel.read(path) for path in sorted(pytestconfig.getoption("--dist").glob("*.whl"))]
+    return [Wheel.read(path) for path in sorted(pytestconfig.getoption("--wheels").glob("*.whl"))]
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__.removeprefix("check_"))

@@ -27,6 +27,7 @@ class Image:
     op: str
     capability: int
     ptx: bool
+    cuda: int
     code: bytes
 
 
@@ -107,7 +108,7 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
                 product = future.result()
                 cache.store(name, product)
             assert product is not None
-            yield Image(op, capability, ptx, product)
+            yield Image(op, capability, ptx, int(cuda.cuda.replace(".", "")), product)
 
 
 def pack(images: Iterable[Image]) -> bytes:
@@ -117,12 +118,12 @@ def pack(images: Iterable[Image]) -> bytes:
     import lz4.block
 
     images = list(images)
-    entry = struct.Struct("<32sIIQQQ")
+    entry = struct.Struct("<32sIIIIQQQ")
     offset = 8 + entry.size * len(images)
     entries, blocks = [], []
     for image in images:
         block = lz4.block.compress(image.code, mode="high_compression", compression=12, store_size=False)
-        entries.append(entry.pack(image.op.encode(), image.capability, image.ptx, offset, len(block), len(image.code)))
+        entries.append(entry.pack(image.op.encode(), image.capability, image.ptx, image.cuda, 0, offset, len(block), len(image.code)))
         blocks.append(block)
         offset += len(block)
     return struct.pack("<Q", len(images)) + b"".join(entries) + b"".join(blocks)

@@ -1,39 +1,12 @@
-// Reductions over the threads that share a row: (cluster of) blocks of blockDim.x threads a row, blockDim.y rows a block.
+// Reductions over the threads that share a row: blockDim.x threads of each block of a cluster; blockDim.y rows a block.
 #pragma once
 
+#include "numeric.cuh"
+
+// Blocks of a cluster share a row where both the GPU and the toolchain know how (PTX 8.0, which CUDA 11.8 does not speak).
+#define CUOPS_CLUSTERS (__CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12)
+
 namespace cuops {
-
-// The blocks that share a row. Before compute capability 9.0 a row is one block's.
-struct Cluster {
-  unsigned rank = 0, size = 1;
-
-  __device__ Cluster() {
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-#endif
-  }
-
-  __device__ void sync() const {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-  }
-
-  // Writes to the same variable of another block of the cluster.
-  template <class T>
-  __device__ void store(T* shared, T value, unsigned to_rank) const {
-#if __CUDA_ARCH__ >= 900
-    unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(shared)), remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(to_rank));
-    if constexpr (sizeof(T) == 8) {
-      asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote), "d"(static_cast<double>(value)) : "memory");
-    } else {
-      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(static_cast<float>(value)) : "memory");
-    }
-#endif
-  }
-};
 
 struct Sum {
   template <class T>
@@ -55,28 +28,128 @@ __device__ T reduce_lanes(T v, int lanes, Op op) {
   return v;
 }
 
-// Combines v over all threads of the row and gives every one of them the same bits. 0 must be neutral for op.
-// blockDim.x is a power of two up to 32, or a multiple of 32. Every thread of the cluster must come here.
-template <class T, class Op>
-__device__ T reduce_row(T v, const Cluster& cluster, Op op) {
-  constexpr int kMaxWarps = 32, kMaxCluster = 16;
-  if (blockDim.x <= 32) return reduce_lanes(v, blockDim.x, op);
+__device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-  __shared__ T by_warp[kMaxWarps];
-  __shared__ T by_block[kMaxCluster];
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  T* mine = by_warp + threadIdx.y * warps;
-  __syncthreads();  // an earlier reduction may still be reading
-  v = reduce_lanes(v, 32, op);
-  if (lane == 0) mine[threadIdx.x / 32] = v;
-  __syncthreads();
-  v = reduce_lanes(lane < warps ? mine[lane] : T(0), 32, op);
-  if (cluster.size == 1) return v;
+// The team of threads that shares a row. blockDim.x is a power of two up to 32, or a multiple of 32 and then blockDim.y is 1.
+// Blocks of a cluster (compute capability 9.0) exchange their results by asynchronous stores, which signal their arrival on
+// the receiver's barrier: a cluster-wide barrier would wait for each thread's global memory traffic too.
+// kValues are reduced at a time.
+template <class Acc, int kValues>
+class Team {
+ public:
+  unsigned rank = 0, blocks = 1;  // of this block in the team, and all
 
-  cluster.sync();
-  if (threadIdx.x < cluster.size) cluster.store(&by_block[cluster.rank], v, threadIdx.x);
-  cluster.sync();
-  return reduce_lanes(lane < cluster.size ? by_block[lane] : T(0), 32, op);
-}
+  __device__ explicit Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&by_block)[2][kValues][16])
+      : arrived_(arrived), by_warp_(by_warp), by_block_(by_block) {
+#if CUOPS_CLUSTERS
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    if (blocks == 1) return;
+    if (threadIdx.x == 0) {
+      for (int phase = 0; phase < 2; ++phase) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&arrived_[phase])));
+      }
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      expect(0);
+      expect(1);
+    }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+  }
+
+  __device__ unsigned first() const { return rank * blockDim.x + threadIdx.x; }
+  __device__ unsigned threads() const { return blocks * blockDim.x; }
+
+  // Whether the condition holds for any row of this warp: what a warp decides, it must decide as one.
+  __device__ bool any(bool condition) const { return blockDim.x <= 32 ? __any_sync(0xffffffffu, condition) : condition; }
+
+  // Combines each value over the team, and gives every thread the same bits. 0 must be neutral for op. Every thread must come here.
+  template <class Op>
+  __device__ void reduce(Acc (&v)[kValues], Op op) {
+    if (blockDim.x <= 32) {
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(v[k], blockDim.x, op);
+      return;
+    }
+    const int slot = phase_ & 1, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) {
+      v[k] = reduce_lanes(v[k], 32, op);
+      if (lane == 0) by_warp_[slot][k][threadIdx.x / 32] = v[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < warps ? by_warp_[slot][k][lane] : Acc(0), 32, op);
+#if CUOPS_CLUSTERS
+    if (blocks > 1) {
+      if (phase_ == 0) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all barriers are initialised
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) {
+        if (threadIdx.x < blocks) send(&by_block_[slot][k][rank], v[k], &arrived_[slot], threadIdx.x);
+      }
+      wait(&arrived_[slot], phase_ / 2 & 1);
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < blocks ? by_block_[slot][k][lane] : Acc(0), 32, op);
+      if (threadIdx.x == 0) expect(slot);
+    }
+#endif
+    ++phase_;
+  }
+  template <class Op>
+  __device__ Acc reduce(Acc v, Op op) {
+    Acc values[kValues] = {v};
+    reduce(values, op);
+    return values[0];
+  }
+
+ private:
+#if CUOPS_CLUSTERS
+  __device__ void expect(int slot) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrived_[slot])),
+                 "r"(static_cast<unsigned>(sizeof(Acc)) * kValues * blocks)
+                 : "memory");
+  }
+
+  __device__ static void send(Acc* to, Acc v, unsigned long long* arrived, unsigned to_rank) {
+    unsigned there, barrier;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(to_rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(arrived)), "r"(to_rank));
+    if constexpr (sizeof(Acc) == 8) {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
+                   "l"(__double_as_longlong(v)), "r"(barrier)
+                   : "memory");
+    } else {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
+                   "r"(__float_as_uint(v)), "r"(barrier)
+                   : "memory");
+    }
+  }
+
+  __device__ static void wait(unsigned long long* arrived, unsigned parity) {
+    unsigned done = 0;
+    while (!done) {
+      asm volatile(
+          "{\n\t.reg .pred p;\n\t"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+          "selp.u32 %0, 1, 0, p;\n\t}"
+          : "=r"(done)
+          : "r"(shared_address(arrived)), "r"(parity)
+          : "memory");
+    }
+  }
+#endif
+
+  unsigned long long (&arrived_)[2];
+  Acc (&by_warp_)[2][kValues][32];
+  Acc (&by_block_)[2][kValues][16];
+  unsigned phase_ = 0;
+};
+
+// Declares the team of a kernel and the shared memory that it works in.
+#define CUOPS_TEAM(Acc, kValues, team)             \
+  __shared__ unsigned long long team##_arrived[2]; \
+  __shared__ Acc team##_by_warp[2][kValues][32];   \
+  __shared__ Acc team##_by_block[2][kValues][16];  \
+  Team<Acc, kValues> team(team##_arrived, team##_by_warp, team##_by_block)
 
 }  // namespace cuops

@@ -5,7 +5,7 @@
 
 #include "error.h"
 
-// Written by build_backend/cuops_build/images.py: a count, that many entries, the compressed images.
+// Written by build_backend/cuops_build/nvrtc.py: a count, that many entries, the compressed images.
 extern "C" const unsigned char cuops_images[];
 
 namespace cuops {
@@ -13,7 +13,7 @@ namespace {
 
 struct Entry {
   char op[32];
-  std::uint32_t capability, ptx;
+  std::uint32_t capability, ptx, cuda, unused;
   std::uint64_t offset, stored_size, size;
 };
 
@@ -63,7 +63,7 @@ const std::vector<Image>& images() {
     for (std::uint64_t i = 0; i < count; ++i) {
       Entry e;
       std::memcpy(&e, cuops_images + sizeof count + i * sizeof e, sizeof e);
-      found.push_back({e.op, static_cast<int>(e.capability), e.ptx != 0, cuops_images + e.offset, e.stored_size, e.size});
+      found.push_back({e.op, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda), cuops_images + e.offset, e.stored_size, e.size});
     }
     return found;
   }();

@@ -10,6 +10,7 @@ struct Image {
   std::string op;  // the stem of its source: rms_norm
   int capability;  // 90 is compute capability 9.0
   bool ptx;        // for the driver to compile, rather than machine code
+  int cuda;        // the version of the toolchain that made it: 128 is CUDA 12.8
   const unsigned char* stored;
   std::size_t stored_size, size;
 

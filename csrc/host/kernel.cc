@@ -61,7 +61,17 @@ CUfunction Kernel::load(int device) {
   return function;
 }
 
-bool clusters_available(int device) { return driver().LaunchKernelEx != nullptr && properties(device).capability >= 90; }
+const Hardware& hardware(const std::string& op, int device) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, Hardware> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find({op, device});
+  if (found != known.end()) return found->second;
+  const DeviceProperties& device_properties = properties(device);
+  const int capability = device_properties.capability;
+  const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && choose_image(op, capability).cuda >= 120;
+  return known.emplace(std::make_pair(op, device), Hardware{capability, device_properties.multiprocessors, clusters}).first->second;
+}
 
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params) {
   const Driver& d = driver();

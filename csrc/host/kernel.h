@@ -30,11 +30,22 @@ class Kernel {
 struct LaunchShape {
   unsigned blocks;
   unsigned block_x, block_y = 1;
-  unsigned cluster = 1;  // blocks that share memory; more than 1 only where clusters_available()
+  unsigned cluster = 1;  // blocks that share memory; more than 1 only where Hardware::clusters
   unsigned shared_bytes = 0;
 };
 
-bool clusters_available(int device);
+// What plans depend on.
+struct Hardware {
+  int capability;       // 90 is compute capability 9.0
+  int multiprocessors;
+  bool clusters;        // whether blocks of a cluster can work together in kernels of this operator
+};
+const Hardware& hardware(const std::string& op, int device);
+
+// As many threads as handle `items` with `each` items a thread, in whole warps.
+inline unsigned threads_for(std::int64_t items, std::int64_t each) {
+  return static_cast<unsigned>(((items + each - 1) / each + 31) / 32 * 32);
+}
 
 // The caller holds a ContextGuard of the device.
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params);

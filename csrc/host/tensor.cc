@@ -57,6 +57,30 @@ void expect_at_least_1d(TensorView t, const char* name) {
   if (t.ndim() == 0) raise("ValueError", std::string(name) + ": expected at least 1 dimension, got 0");
 }
 
+void expect_vector(TensorView t, const char* name, TensorView x) {
+  const std::int64_t n = x.size(x.ndim() - 1);
+  if (t.ndim() != 1 || t.size(0) != n || (n > 1 && t.stride(0) != 1)) {
+    raise("ValueError", std::string(name) + ": expected a contiguous array of shape (" + std::to_string(n) + ",)");
+  }
+  expect_device(t, name, x.device());
+}
+
+bool expect_parameter(TensorView t, const char* name, TensorView x, DType dtype) {
+  expect_vector(t, name, x);
+  const DType got = dtype_of(t, name);
+  if (got != dtype && got != accumulator_of(dtype)) {
+    raise("TypeError", std::string(name) + ": expected the dtype of x or of its sums, got " + name_of(got));
+  }
+  return got != dtype;
+}
+
+void expect_like(TensorView t, const char* name, TensorView x, DType dtype) {
+  expect_same_shape(t, name, x, "x");
+  expect_device(t, name, x.device());
+  const DType got = dtype_of(t, name);
+  if (got != dtype) raise("TypeError", std::string(name) + ": expected " + name_of(dtype) + ", got " + name_of(got));
+}
+
 std::optional<Rows> find_rows(TensorView t) {
   const int leading = t.ndim() - 1;
   if (t.size(leading) > 1 && t.stride(leading) != 1) return std::nullopt;

@@ -41,6 +41,19 @@ def rms_norm_numpy(
         return y.astype(out_dtype or x.dtype), h, rstd
 
 
+def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 / sqrt(mean(x^2) + eps) of the rows as (rstd, scale), their product: a power of two keeps float64's squares in range."""
+    import torch
+
+    with torch.no_grad():
+        largest = torch.cat([x.abs(), x.new_full((*x.shape[:-1], 1), eps**0.5)], -1).amax(-1, keepdim=True)
+        exponent = torch.frexp(torch.where(largest.isfinite(), largest, 1.0)).exponent.clamp(min=-1000)
+        scale = torch.exp2(-exponent.double())
+    mean = (x * scale).square().sum(-1, keepdim=True) / max(x.shape[-1], 1) + eps * scale * scale
+    zero = mean == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt()), scale
+
+
 def rms_norm_torch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -54,44 +67,25 @@ def rms_norm_torch(
     import torch
 
     h = x if residual is None else (x.double() + residual.double()).to(x.dtype)
-    wide = h.double()
-    with torch.no_grad():
-        largest = torch.cat([wide.abs(), wide.new_full((*wide.shape[:-1], 1), eps**0.5)], -1).amax(-1, keepdim=True)
-        exponent = torch.frexp(torch.where(largest.isfinite(), largest, 1.0)).exponent.clamp(min=-1000)
-        scale = torch.exp2(-exponent.double())
-        floor = eps * scale * scale
-    scaled = wide * scale
-    mean = scaled.square().sum(-1, keepdim=True) / max(x.shape[-1], 1) + floor
-    zero = mean == 0
-    inverse = torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt())
-    y = scaled * inverse
+    rstd, scale = _rstd(h.double(), eps)
+    y = h.double() * scale * rstd
     if weight is not None:
         y = y * (weight.double() + weight_offset)
     if bias is not None:
         y = y + bias.double()
-    rstd = (inverse * scale)[..., 0]
-    return y.to(out_dtype or x.dtype), h, rstd.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return y.to(out_dtype or x.dtype), h, (rstd * scale)[..., 0].to(torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
 def rms_norm_torch_backward(
-    dy: torch.Tensor,
-    dh: torch.Tensor | None,
-    drstd: torch.Tensor,
-    h: torch.Tensor,
-    weight: torch.Tensor | None,
-    rstd: torch.Tensor,
-    weight_offset: float,
+    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor | None, eps: float, weight_offset: float
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Gradients for (h and so x and residual, weight, bias), from those for (y, h, rstd). Differentiable."""
-    import torch
-
-    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-    n, scale, leading = max(h.shape[-1], 1), rstd.unsqueeze(-1), tuple(range(h.ndim - 1))
-    normed, grad = h.to(wide) * scale, dy.to(wide)
-    through = grad if weight is None else grad * (weight.to(wide) + weight_offset)
-    slope = (through * normed).sum(-1, keepdim=True) + drstd.unsqueeze(-1) * scale
-    dx = (through - normed * slope / n) * scale
+    """Gradients for (h and so x and residual, weight, bias), from those for (y, h). Differentiable."""
+    rstd, scale = _rstd(h.double(), eps)
+    y = h.double() * scale * rstd  # without weight and bias
+    grad, leading = dy.double(), tuple(range(h.ndim - 1))
+    through = grad if weight is None else grad * (weight.double() + weight_offset)
+    dx = (through - y * (through * y).sum(-1, keepdim=True) / max(h.shape[-1], 1)) * rstd * scale
     if dh is not None:
         dx = dx + dh
-    dweight = None if weight is None else (grad * normed).sum(leading).to(weight.dtype)
+    dweight = None if weight is None else (grad * y).sum(leading).to(weight.dtype)
     return dx.to(h.dtype), dweight, grad.sum(leading)

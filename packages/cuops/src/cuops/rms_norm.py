@@ -8,7 +8,13 @@ from typing import Any
 from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
-_Tensor = torch and torch.Tensor
+if torch is not None:
+    from ._rms_norm_torch import direct, is_direct
+else:
+
+    def is_direct(*arrays: Any) -> bool:
+        """Without PyTorch there is no dispatcher to avoid."""
+        return False
 
 
 def rms_norm(
@@ -55,11 +61,9 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
     """
-    if residual is None and normalized_shape is None and out_dtype is None and not return_rstd and _is_direct(x, weight, bias):
+    if normalized_shape is None and out_dtype is None and not return_rstd and is_direct(x, residual, weight, bias):
         try:
-            y = torch.empty_like(x)
-            _backend.library().rms_norm_fwd(y, None, None, x, None, weight, bias, eps, weight_offset)
-            return y
+            return direct(x, residual, weight, bias, eps, weight_offset)
         except errors.CuopsError:
             raise
         except (TypeError, ValueError, RuntimeError, BufferError):
@@ -89,26 +93,12 @@ def rms_norm_(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-6, *
     if _arguments.is_tensor(x):
         return x.copy_(rms_norm(x, weight, bias, eps, weight_offset=weight_offset))
     if _arguments.is_ndarray(x):
-        import numpy as np
-
-        out = arrays[0] if np.may_share_memory(arrays[0], x) else np.empty_like(arrays[0])
-        y = _fwd_numpy(*arrays, float(eps), float(weight_offset), None, out=out)[0]
-        if not np.may_share_memory(y, x):
+        in_place = x.flags.c_contiguous
+        y = _fwd_numpy(*arrays, float(eps), float(weight_offset), None, out=arrays[0] if in_place else None)[0]
+        if not in_place:
             x[...] = y.reshape(x.shape)
         return x
     raise TypeError(f"x: expected a torch.Tensor or a numpy.ndarray, got {type(x).__qualname__}")
-
-
-def _is_direct(x: Any, weight: Any, bias: Any) -> bool:
-    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, no gradient, nobody watching."""
-    return (
-        type(x) is _Tensor
-        and not torch.compiler.is_compiling()
-        and x.is_cuda
-        and not (torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (x, weight, bias)))
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )
 
 
 def _check(x: Any, weight: Any, bias: Any, residual: Any, eps: Any, weight_offset: Any, normalized_shape: Any, out_dtype: Any) -> int:
@@ -174,57 +164,3 @@ def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype):  # ty
     rstd = _dlpack.empty(x.shape[:-1], wide, x)
     _backend.library().rms_norm_fwd(y, h, rstd, *views, eps, weight_offset)
     return tuple(None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))
-
-
-if torch is not None:
-    _library = torch.library.Library("cuops", "FRAGMENT")
-    _library.define(
-        "rms_norm_fwd(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
-        "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
-    )
-
-    def _empty_results(x, residual, out_dtype):  # type: ignore[no-untyped-def]
-        """y, h (empty without a residual) and rstd, not yet written."""
-        y = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
-        h = torch.empty_like(x, memory_format=torch.contiguous_format) if residual is not None else x.new_empty(0)
-        rstd = x.new_empty(x.shape[:-1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
-        return y, h, rstd
-
-    @torch.library.register_fake("cuops::rms_norm_fwd", lib=_library)
-    def _fwd_fake(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
-        return _empty_results(x, residual, out_dtype)
-
-    def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
-        library = _backend.library()
-        if x.numel() == 0:
-            return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
-        y, h, rstd = _empty_results(x, residual, out_dtype)
-        x, residual = (a if a is None or library.rows_are_readable(a) else a.contiguous() for a in (x, residual))
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        weight, bias = (p if p is None else (p if p.dtype == x.dtype else p.to(wide)).contiguous() for p in (weight, bias))
-        library.rms_norm_fwd(y, None if residual is None else h, rstd, x, residual, weight, bias, eps, weight_offset)
-        return y, h, rstd
-
-    def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
-        y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
-        return y, x.new_empty(0) if residual is None else h, rstd
-
-    _library.impl("rms_norm_fwd", _fwd_cuda, "CUDA")
-    _library.impl("rms_norm_fwd", _fwd_plain, "CPU")
-
-    def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-        x, residual, weight, bias, eps, weight_offset, out_dtype = inputs
-        _, h, rstd = output
-        ctx.weight_offset = weight_offset
-        ctx.has_residual, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
-        ctx.save_for_backward(x if residual is None else h, weight, rstd)
-
-    def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
-        h, weight, rstd = ctx.saved_tensors
-        dx, dweight, dbias = reference.rms_norm_torch_backward(
-            dy, dh if ctx.has_residual else None, drstd, h, weight, rstd, ctx.weight_offset
-        )
-        dbias = None if ctx.bias_dtype is None else dbias.to(ctx.bias_dtype)
-        return dx, dx if ctx.has_residual else None, dweight, dbias, None, None, None
-
-    torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save, lib=_library)

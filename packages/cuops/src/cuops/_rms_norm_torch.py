@@ -1,0 +1,201 @@
+"""RMSNorm in PyTorch: the operators `cuops::rms_norm_fwd` and `cuops::rms_norm_bwd`, and the short way around the dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _backend, reference
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+library = torch.library.Library("cuops", "FRAGMENT")
+library.define(
+    "rms_norm_fwd(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
+    "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
+)
+library.define(
+    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, ScalarType? bias_dtype, float eps, float weight_offset) "
+    "-> (Tensor dx, Tensor dweight, Tensor dbias)"
+)
+
+
+def _sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _rows(a: Tensor | None) -> Tensor | None:
+    """`a`, or a copy of it where the library cannot read its rows."""
+    return a if a is None or a.is_contiguous() or _backend.library().rows_are_readable(a) else a.contiguous()
+
+
+def _parameter(p: Tensor | None, x: Tensor) -> Tensor | None:
+    """A weight or bias as the library takes it: contiguous, in x's dtype or that of its sums."""
+    return p if p is None else (p if p.dtype == x.dtype else p.to(_sums_dtype(x.dtype))).contiguous()
+
+
+def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
+    """y, h (empty without a residual) and rstd, not yet written."""
+    y = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
+    h = torch.empty_like(x, memory_format=torch.contiguous_format) if residual is not None else x.new_empty(0)
+    return y, h, x.new_empty(x.shape[:-1], dtype=_sums_dtype(x.dtype))
+
+
+def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    if x.numel() == 0:
+        return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
+    y, h, rstd = _empty_fwd(x, residual, out_dtype)
+    arrays = _rows(x), _rows(residual), _parameter(weight, x), _parameter(bias, x)
+    _backend.library().rms_norm_fwd(y, None if residual is None else h, rstd, *arrays, eps, weight_offset)
+    return y, h, rstd
+
+
+def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
+    return y, x.new_empty(0) if residual is None else h, rstd
+
+
+def _empty_bwd(h, weight, bias_dtype):  # type: ignore[no-untyped-def]
+    """dx, dweight and dbias (empty where there is none), not yet written."""
+    dx = torch.empty_like(h, memory_format=torch.contiguous_format)
+    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format) if weight is not None else h.new_empty(0)
+    return dx, dweight, h.new_empty(0 if bias_dtype is None else h.shape[-1], dtype=bias_dtype)
+
+
+def _bwd_cuda(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+    lib = _backend.library()
+    with_bias = bias_dtype is not None
+    rows = lib.rms_norm_bwd_partial_rows(h, with_bias) if h.numel() else 0
+    if rows == 0:
+        return _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset)
+    dx, dweight, dbias = _empty_bwd(h, weight, bias_dtype)
+    partial = None
+    if weight is not None or with_bias:
+        partial = h.new_empty(rows * (2 if with_bias else 1), h.shape[-1], dtype=_sums_dtype(h.dtype))
+    lib.rms_norm_bwd(
+        dx, None if weight is None else dweight, dbias if with_bias else None, partial,
+        _rows(dy.to(h.dtype)), _rows(dh), _rows(h), _parameter(weight, h), eps, weight_offset,
+    )  # fmt: skip
+    return dx, dweight, dbias
+
+
+def _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+    dx, dweight, dbias = reference.rms_norm_torch_backward(dy, dh, h, weight, eps, weight_offset)
+    empty = h.new_empty(0)
+    return dx, empty if dweight is None else dweight, empty if bias_dtype is None else dbias.to(bias_dtype)
+
+
+library.impl("rms_norm_fwd", _fwd_cuda, "CUDA")
+library.impl("rms_norm_fwd", _fwd_plain, "CPU")
+library.impl("rms_norm_bwd", _bwd_cuda, "CUDA")
+library.impl("rms_norm_bwd", _bwd_plain, "CPU")
+
+
+@torch.library.register_fake("cuops::rms_norm_fwd", lib=library)
+def _fwd_fake(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    return _empty_fwd(x, residual, out_dtype)
+
+
+@torch.library.register_fake("cuops::rms_norm_bwd", lib=library)
+def _bwd_fake(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+    return _empty_bwd(h, weight, bias_dtype)
+
+
+def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, residual, weight, bias, ctx.eps, ctx.weight_offset, _ = inputs
+    _, h, rstd = output
+    ctx.has_residual, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(h if ctx.has_residual else x, weight, rstd)
+
+
+def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
+    h, weight, rstd = ctx.saved_tensors
+    dx = dweight = dbias = None
+    if dy is not None:
+        args = dy, dh if ctx.has_residual else None, h, weight, ctx.bias_dtype, ctx.eps, ctx.weight_offset
+        dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(*args)
+    elif dh is not None and ctx.has_residual:
+        dx = dh
+    if drstd is not None:
+        through_rstd = (-drstd * rstd**3 / h.shape[-1]).unsqueeze(-1) * h
+        dx = through_rstd.to(h.dtype) if dx is None else dx + through_rstd.to(h.dtype)
+    dweight, dbias = None if weight is None else dweight, None if ctx.bias_dtype is None else dbias
+    return dx, dx if ctx.has_residual else None, dweight, dbias, None, None, None
+
+
+def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    dy, dh, h, weight, ctx.bias_dtype, ctx.eps, ctx.weight_offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(dy, dh, h, weight)
+
+
+def _second(ctx, *grads):  # type: ignore[no-untyped-def]
+    """The gradient of the gradient, through its formula."""
+    tensors = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
+    with torch.enable_grad():
+        outputs = _bwd_plain(*tensors, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
+    inputs = [t for t in tensors if t is not None]
+    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None and output.requires_grad]
+    found: Any = iter([None] * len(inputs))
+    if pairs:
+        found = iter(torch.autograd.grad([output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True))
+    return *[None if t is None else next(found) for t in tensors], None, None, None
+
+
+torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
+torch.library.register_autograd("cuops::rms_norm_bwd", _second, setup_context=_save_for_second, lib=library)
+
+
+def is_direct(x: Any, *others: Any) -> bool:
+    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, and nothing watches the call."""
+    return (
+        type(x) in PLAIN
+        and not torch.compiler.is_compiling()
+        and x.is_cuda
+        and all(a is None or type(a) in PLAIN for a in others)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
+    """y, or (y, h) with a residual, from the library. It refuses arguments that it cannot take as they are."""
+    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (x, residual, weight, bias)):
+        return _Direct.apply(x, residual, weight, bias, eps, weight_offset)
+    y = torch.empty_like(x)
+    if residual is None:
+        _backend.library().rms_norm_fwd(y, None, None, x, None, weight, bias, eps, weight_offset)
+        return y
+    h = torch.empty_like(x)
+    _backend.library().rms_norm_fwd(y, h, None, x, residual, weight, bias, eps, weight_offset)
+    return y, h
+
+
+class _Direct(torch.autograd.Function):
+    """The operator with its gradient, for eager calls."""
+
+    @staticmethod
+    def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
+        y = torch.empty_like(x)
+        h = None if residual is None else torch.empty_like(x)
+        _backend.library().rms_norm_fwd(y, h, None, x, residual, weight, bias, eps, weight_offset)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x if h is None else h, weight)
+        ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
+        return y if h is None else (y, h)
+
+    @staticmethod
+    def backward(ctx, dy, dh=None):  # type: ignore[no-untyped-def]
+        h, weight = ctx.saved_tensors
+        wants_x, wants_residual, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
+        if dy is None:
+            return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
+        backward = torch.ops.cuops.rms_norm_bwd if torch.is_grad_enabled() else _bwd_cuda
+        dx, dweight, dbias = backward(dy, dh, h, weight, *ctx.constants)
+        return (
+            dx if wants_x else None, dx if wants_residual else None,
+            dweight if wants_weight else None, dbias if wants_bias else None, None, None,
+        )  # fmt: skip
