@@ -52,7 +52,7 @@ Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Ha
     }
     if (windows <= 512) return {2, kPlain, {blocks, threads_for(windows, 2)}};
     if (windows <= 2048) return {4, kPlain, {blocks, threads_for(windows, 4)}};
-    for (unsigned threads : {256, 512, 1024})
+    for (unsigned threads : {256, 512})
       for (unsigned cluster = 2; hw.clusters && cluster <= 8; cluster *= 2)
         if (windows <= 8 * threads * cluster) return {8, kPlain, {blocks * cluster, threads_for(windows, 8 * cluster), 1, cluster}};
     variant = kGeneral;

@@ -8,10 +8,11 @@
 namespace cuops {
 
 // The careful way, for rows whose squares overflow or drown: brings the larger of the row and sqrt(eps) near 1, exactly.
-// Out of line and from memory, so that ordinary rows pay nothing for it.
+// Out of line and from memory, so that ordinary rows pay nothing for it. Its arguments are values: a reference would move all
+// parameters of the kernel to the stack.
 template <class T>
-__device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long n, const RmsNormScalars<Accumulator<T>>& s,
-                                                          Team<Accumulator<T>, 1>& team) {
+__device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long n, RmsNormScalars<Accumulator<T>> s,
+                                                          Team<Accumulator<T>, 1> team) {
   using Acc = Accumulator<T>;
   __syncwarp();  // x may be what other lanes have just written
   Acc largest = s.sqrt_eps;
@@ -35,7 +36,7 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
   using Index = Select<kResident != 0, int, long long>;
   constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM(Acc, 1, team);
-  const long long row = static_cast<long long>(blockIdx.x / team.blocks) * blockDim.y + threadIdx.y;
+  const long long row = static_cast<long long>(team.index) * blockDim.y + threadIdx.y;
   const bool active = row < p.rows;
   Row<T, kAligned, Index> x(p.x, row, p.n);
   const Index first = team.first(), step = team.threads(), end = active ? x.windows() : 0;
@@ -127,7 +128,7 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 #define RMS_NORM_FWD(name, T, kResident, suffix, kAligned, kPlain)                                                              \
-  extern "C" __global__ void __launch_bounds__(kResident == 1 ? 128 : kResident == 2 ? 256 : kResident == 4 ? 512 : 1024)      \
+  extern "C" __global__ void __launch_bounds__(kResident == 1 ? 128 : kResident == 2 ? 256 : kResident == 0 ? 1024 : 512)      \
       rms_norm_fwd_##name##_##kResident##_##suffix(cuops::RmsNormFwdParams p) {                                                 \
     cuops::rms_norm_fwd<T, kResident, kAligned, kPlain>(p);                                                                     \
   }

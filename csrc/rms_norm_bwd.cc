@@ -42,20 +42,20 @@ Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool
   constexpr unsigned kThreads = 512;  // of a multiprocessor, with the registers that four vectors each of h and dy take
   const std::int64_t width = aligned ? 16 / size_of(dtype) : 1, packs = (n + width - 1) / width;
   const bool few = aligned && !bias && dtype != kFloat64 && hw.capability >= 80;
-  const int resident = !aligned ? 8 : few && packs <= 64 ? 2 : 4;
+  const unsigned most_blocks = hw.clusters ? 8 : 1;
+  const int resident = !aligned ? 8 : few && packs > 2 * kThreads * most_blocks ? 4 : 2;
   Plan plan{resident, bias || !few, 0, {}};
-  unsigned per_multiprocessor = resident == 2 ? 2 : 1;
+  if (packs > resident * kThreads * most_blocks) return plan;
   if (packs <= 32 * resident) {
     unsigned lanes = 8;
     while (lanes * resident < packs) lanes *= 2;
     plan.shape = {0, lanes, kThreads / lanes};
   } else {
     unsigned cluster = 1;
-    while (cluster < (hw.clusters ? 8 : 1) && packs > resident * kThreads * cluster) cluster *= 2;
-    if (packs > resident * kThreads * cluster) return plan;
+    while (packs > resident * kThreads * cluster) cluster *= 2;
     plan.shape = {0, threads_for(packs, resident * cluster), 1, cluster};
-    per_multiprocessor = std::max(1u, kThreads / plan.shape.block_x);
   }
+  const unsigned per_multiprocessor = std::max(1u, kThreads / (plan.shape.block_x * plan.shape.block_y));
   const std::int64_t teams = hw.multiprocessors * per_multiprocessor / plan.shape.cluster;
   plan.partial_rows = std::min<std::int64_t>(teams, (rows + plan.shape.block_y - 1) / plan.shape.block_y);
   plan.shape.blocks = static_cast<unsigned>(plan.partial_rows * plan.shape.cluster);
@@ -71,22 +71,22 @@ Matrix matrix_of(TensorView h) {
   return {n > 0 ? h.numel() / n : 0, n};
 }
 
-bool rows_are_aligned(const Matrix& m, DType dtype, std::initializer_list<Rows> arrays, const void* weight) {
+// Whether all rows may be read in vectors. Results are contiguous.
+bool rows_are_aligned(const Matrix& m, DType dtype, std::initializer_list<OptionalTensor> arrays, const OptionalTensor& weight) {
   const int width = 16 / size_of(dtype);
-  bool aligned = m.n % width == 0 && aligned16(weight);
-  for (const Rows& rows : arrays) aligned = aligned && vectors_fit(rows, width, dtype);
+  bool aligned = m.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
+  for (const OptionalTensor& array : arrays) {
+    if (array.has_value()) aligned = aligned && vectors_fit(rows_of(*array, "array"), width, dtype);
+  }
   return aligned;
 }
 
-// How many rows of partial sums (each for dweight, and as many again for dbias) a gradient for h needs at most.
-// 0 where rows are too wide for the kernel.
-int64_t rms_norm_bwd_partial_rows(TensorView h, bool bias) {
+// How many rows of partial sums (for dweight, and as many again for dbias) the gradient needs; 0 where h's rows are too wide for it.
+int64_t rms_norm_bwd_partial_rows(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias) {
   const Matrix m = matrix_of(h);
-  const Hardware& hw = hardware("rms_norm_bwd", h.device().device_id);
   const DType dtype = dtype_of(h, "h");
-  const std::int64_t aligned = plan_bwd(m.rows, m.n, dtype, true, bias, hw).partial_rows;
-  const std::int64_t unaligned = plan_bwd(m.rows, m.n, dtype, false, bias, hw).partial_rows;
-  return aligned == 0 || unaligned == 0 ? 0 : std::max(aligned, unaligned);
+  const bool aligned = rows_are_aligned(m, dtype, {h, dy, dh}, weight);
+  return plan_bwd(m.rows, m.n, dtype, aligned, bias, hardware("rms_norm_bwd", h.device().device_id)).partial_rows;
 }
 
 void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums, CUstream stream) {
@@ -120,7 +120,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, O
     p.weight = data_of(*weight);
   }
   const int device = h.device().device_id;
-  const bool aligned = rows_are_aligned(m, dtype, {p.h, p.dy, p.dx, p.dh}, p.weight);
+  const bool aligned = rows_are_aligned(m, dtype, {h, dy, dh, dx}, weight);
   const Plan plan = plan_bwd(m.rows, m.n, dtype, aligned, dbias.has_value(), hardware("rms_norm_bwd", device));
   if (plan.partial_rows == 0) raise("ValueError", "h: its rows are too wide");
   const std::int64_t bytes = plan.partial_rows * m.n * size_of(sums);

@@ -26,27 +26,20 @@ struct Columns {
 };
 
 // Each team takes every n-th row and keeps its sums for dweight and dbias in registers, so that every run adds in the same
-// order. Each holds kResident packs of h, and of dy.
+// order. Each thread holds kResident packs of h
+// and of dy, and while they are worked on, those of its next row are on their way.
 template <class T, int kResident, int kWidth, bool kBias>
 __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   CUOPS_TEAM(Acc, 2, team);
   const auto& constants = scalars<Acc>(p);
-  const long long block_row = blockIdx.x / team.blocks, teams = static_cast<long long>(gridDim.x / team.blocks) * blockDim.y;
+  const long long teams = static_cast<long long>(gridDim.x / team.blocks) * blockDim.y;
   const Columns<kWidth> columns{static_cast<int>(team.first()), static_cast<int>(team.threads()), static_cast<int>(p.n)};
 
   Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kBias ? kResident : 1] = {};
-  Pack<T, kWidth> h[kResident], dy[kResident];
-  auto load = [&](long long row) {
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      h[i] = dy[i] = Pack<T, kWidth>{};
-      if (row >= p.rows) continue;
-      h[i] = columns.load(static_cast<const T*>(p.h.data) + offset_of(p.h, row), i);
-      dy[i] = columns.load(static_cast<const T*>(p.dy.data) + offset_of(p.dy, row), i);
-    }
-  };
-  auto weight_at = [&](int i) {
+  // The weight as float32 where registers allow, else again for each row.
+  constexpr bool kHoldWeight = kResident * kWidth <= 16;
+  auto load_weight = [&](int i) {
     Pack<Acc, kWidth> weight;
     if (!p.weight) {
 #pragma unroll
@@ -62,10 +55,32 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
     for (int j = 0; j < kWidth; ++j) weight.at[j] += constants.weight_offset;
     return weight;
   };
+  Pack<Acc, kWidth> held_weight[kHoldWeight ? kResident : 1] = {};
+#pragma unroll
+  for (int i = 0; kHoldWeight && i < kResident; ++i) held_weight[i] = load_weight(i);
+  auto weight_at = [&](int i) { return kHoldWeight ? held_weight[kHoldWeight ? i : 0] : load_weight(i); };
 
-  load(block_row * blockDim.y + threadIdx.y);
+  Pack<T, kWidth> next_h[kResident], next_dy[kResident];
+  auto load_next = [&](long long row) {
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      next_h[i] = next_dy[i] = Pack<T, kWidth>{};
+      if (row >= p.rows) continue;
+      next_h[i] = columns.load(static_cast<const T*>(p.h.data) + offset_of(p.h, row), i);
+      next_dy[i] = columns.load(static_cast<const T*>(p.dy.data) + offset_of(p.dy, row), i);
+    }
+  };
+
+  load_next(static_cast<long long>(team.index) * blockDim.y + threadIdx.y);
   // The rows of a block go in step; those beyond the end are zeros, and add nothing.
-  for (long long row = block_row * blockDim.y + threadIdx.y; row - threadIdx.y < p.rows; row += teams) {
+  for (long long row = static_cast<long long>(team.index) * blockDim.y + threadIdx.y; row - threadIdx.y < p.rows; row += teams) {
+    Pack<T, kWidth> h[kResident], dy[kResident];
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      h[i] = next_h[i];
+      dy[i] = next_dy[i];
+    }
+    load_next(row + teams);
     Acc sums[2], scale = 1, mean_eps;
 #pragma unroll 1
     for (bool careful = false;; careful = true) {
@@ -101,7 +116,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       }
     }
     const Acc rstd = mean_eps == Acc(0) || isinf(mean_eps) ? Acc(0) : rsqrt_rn(mean_eps);
-    const Acc slope = rstd * rstd * (sums[1] * constants.inverse_n), outer = rstd * scale;
+    const Acc outer = rstd * scale, slope = outer * rstd * (sums[1] * constants.inverse_n);
 
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
@@ -109,8 +124,9 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        dx.at[j] = outer * (grad.at[j] * weight.at[j] - wide.at[j] * slope);
-        dweight[i].at[j] += grad.at[j] * (wide.at[j] * rstd);
+        const Acc normed = wide.at[j] * rstd;
+        dx.at[j] = outer * (grad.at[j] * weight.at[j]) - normed * slope;
+        dweight[i].at[j] += grad.at[j] * normed;
         if constexpr (kBias) dbias[i].at[j] += grad.at[j];
       }
       if (row >= p.rows) continue;
@@ -121,12 +137,11 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       }
       columns.store(static_cast<T*>(p.dx.data) + offset_of(p.dx, row), i, convert<T>(dx));
     }
-    load(row + teams);
   }
 
   // Rows side by side in a block add up in their order, and a block writes one row of partial sums.
   auto write_partial = [&](void* partial, Pack<Acc, kWidth> (&sum)[kResident]) {
-    Acc* const to = static_cast<Acc*>(partial) + block_row * p.n;
+    Acc* const to = static_cast<Acc*>(partial) + team.index * p.n;
     for (unsigned turn = 0; turn < blockDim.y; ++turn) {
       if (threadIdx.y == turn) {
 #pragma unroll
@@ -183,8 +198,8 @@ extern "C" __global__ void sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_row
   }
 
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
-#define RMS_NORM_BWD_OF(name, T)                                             \
-  RMS_NORM_BWD(name, T, 4, aligned, cuops::kVectorWidth<T>, _bias, true)     \
+#define RMS_NORM_BWD_OF(name, T)                                         \
+  RMS_NORM_BWD(name, T, 2, aligned, cuops::kVectorWidth<T>, _bias, true) \
   RMS_NORM_BWD(name, T, 8, unaligned, 1, _bias, true)
 RMS_NORM_BWD_OF(f64, double)
 RMS_NORM_BWD_OF(f32, float)
@@ -192,10 +207,10 @@ RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
 
 #if __CUDA_ARCH__ >= 800
-#define RMS_NORM_BWD_FAST(name, T)                                  \
-  RMS_NORM_BWD(name, T, 2, aligned, cuops::kVectorWidth<T>, , false) \
-  RMS_NORM_BWD(name, T, 4, aligned, cuops::kVectorWidth<T>, , false)
-RMS_NORM_BWD_FAST(f32, float)
-RMS_NORM_BWD_FAST(f16, __half)
-RMS_NORM_BWD_FAST(bf16, __nv_bfloat16)
+RMS_NORM_BWD(f32, float, 4, aligned, 4, , false)
+RMS_NORM_BWD(f32, float, 2, aligned, 4, , false)
+RMS_NORM_BWD(f16, __half, 2, aligned, 8, , false)
+RMS_NORM_BWD(f16, __half, 4, aligned, 8, , false)
+RMS_NORM_BWD(bf16, __nv_bfloat16, 2, aligned, 8, , false)
+RMS_NORM_BWD(bf16, __nv_bfloat16, 4, aligned, 8, , false)
 #endif

@@ -37,14 +37,16 @@ __device__ inline unsigned shared_address(const void* p) { return static_cast<un
 template <class Acc, int kValues>
 class Team {
  public:
+  unsigned index = blockIdx.x;    // of the team in the grid
   unsigned rank = 0, blocks = 1;  // of this block in the team, and all
 
-  __device__ explicit Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&by_block)[2][kValues][16])
+  __device__ Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&by_block)[2][kValues][16])
       : arrived_(arrived), by_warp_(by_warp), by_block_(by_block) {
 #if CUOPS_CLUSTERS
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     if (blocks == 1) return;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
     if (threadIdx.x == 0) {
       for (int phase = 0; phase < 2; ++phase) {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&arrived_[phase])));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def _empty_bwd(h, weight, bias_dtype):  # type: ignore[no-untyped-def]
 def _bwd_cuda(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     lib = _backend.library()
     with_bias = bias_dtype is not None
-    rows = lib.rms_norm_bwd_partial_rows(h, with_bias) if h.numel() else 0
+    arrays = _rows(dy.to(h.dtype)), _rows(dh), _rows(h), _parameter(weight, h)
+    rows = lib.rms_norm_bwd_partial_rows(*arrays, with_bias) if h.numel() else 0
     if rows == 0:
         return _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset)
     dx, dweight, dbias = _empty_bwd(h, weight, bias_dtype)
@@ -75,8 +77,7 @@ def _bwd_cuda(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignor
     if weight is not None or with_bias:
         partial = h.new_empty(rows * (2 if with_bias else 1), h.shape[-1], dtype=_sums_dtype(h.dtype))
     lib.rms_norm_bwd(
-        dx, None if weight is None else dweight, dbias if with_bias else None, partial,
-        _rows(dy.to(h.dtype)), _rows(dh), _rows(h), _parameter(weight, h), eps, weight_offset,
+        dx, None if weight is None else dweight, dbias if with_bias else None, partial, *arrays, eps, weight_offset
     )  # fmt: skip
     return dx, dweight, dbias
 
@@ -149,28 +150,46 @@ torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save
 torch.library.register_autograd("cuops::rms_norm_bwd", _second, setup_context=_save_for_second, lib=library)
 
 
-def is_direct(x: Any, *others: Any) -> bool:
+_is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+_is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+_empty_like = torch.empty_like
+
+
+@functools.cache
+def _library_fwd() -> Any:
+    return _backend.library().rms_norm_fwd
+
+
+# Written for speed: this much of a call is cuops' own.
+def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
     """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, and nothing watches the call."""
     return (
         type(x) in PLAIN
-        and not torch.compiler.is_compiling()
+        and not _is_compiling()
         and x.is_cuda
-        and all(a is None or type(a) in PLAIN for a in others)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and (weight is None or type(weight) in PLAIN)
+        and (residual is None or type(residual) in PLAIN)
+        and (bias is None or type(bias) in PLAIN)
+        and _modes() == 0
+        and _peek() is None
     )
 
 
 def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
     """y, or (y, h) with a residual, from the library. It refuses arguments that it cannot take as they are."""
-    if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (x, residual, weight, bias)):
+    if _is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (residual is not None and residual.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
         return _Direct.apply(x, residual, weight, bias, eps, weight_offset)
-    y = torch.empty_like(x)
+    y = _empty_like(x)
     if residual is None:
-        _backend.library().rms_norm_fwd(y, None, None, x, None, weight, bias, eps, weight_offset)
+        _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
         return y
-    h = torch.empty_like(x)
-    _backend.library().rms_norm_fwd(y, h, None, x, residual, weight, bias, eps, weight_offset)
+    h = _empty_like(x)
+    _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
     return y, h
 
 
@@ -179,9 +198,9 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
-        y = torch.empty_like(x)
-        h = None if residual is None else torch.empty_like(x)
-        _backend.library().rms_norm_fwd(y, h, None, x, residual, weight, bias, eps, weight_offset)
+        y = _empty_like(x)
+        h = None if residual is None else _empty_like(x)
+        _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x if h is None else h, weight)
         ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
