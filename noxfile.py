@@ -61,7 +61,8 @@ def tests(session: nox.Session) -> None:
     folder = Path(session.create_tmp(), "dist")
     install_wheels(session, wheelhouse.build(session, [TESTED_ROW], folder))
     session.install(*group("test"))
-    session.run("pytest", "-m", "not gpu", f"--wheels={folder}", *session.posargs)
+    toolchain = wheelhouse.toolchain(session, TESTED_ROW)
+    session.run("pytest", "-m", "not gpu", f"--wheels={folder}", f"--toolchain={toolchain}", *session.posargs)
 
 
 @nox.session

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheels", type=Path, default=Path("dist"), help="the folder with the wheels to check")
+    parser.addoption(
+        "--toolchain", default="", help="the folder with the toolchain of cu121, where it is not installed"
+    )
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

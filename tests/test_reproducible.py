@@ -1,0 +1,34 @@
+"""The same source gives the same bytes, wherever it is built."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("package", ["cuops", "cuops_cu121"])
+def test_source_distribution_builds_the_same_wheel_elsewhere(package: str, pytestconfig: pytest.Config, tmp_path: Path):
+    """Outside git, in another folder, and with nothing cached of what was compiled before."""
+    dist = pytestconfig.getoption("--wheels")
+    (source,) = dist.glob(f"{package}-*.tar.gz")
+    (wheel,) = dist.glob(f"{package}-*.whl")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path / "a folder of another name", filter="data")
+    (unpacked,) = (tmp_path / "a folder of another name").iterdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(unpacked)]
+    fresh = {"PYTHONPATH": pytestconfig.getoption("--toolchain"), "CUOPS_BUILD_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env={**os.environ, **fresh}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sha256(tmp_path / wheel.name) == sha256(wheel)
