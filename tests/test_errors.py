@@ -106,6 +106,20 @@ def test_gpu_older_than_all_images(installation: Installation, driver: Path, cap
     assert "cuops-cu118" in command
 
 
+def test_damaged_image(installation: Installation, driver: Path):
+    from test_wheels import IMAGE, ELFFile
+
+    library = installation.folder / "cuops_cu121" / "libcuops.so"
+    with library.open("r+b") as file:
+        section = ELFFile(file).get_section_by_name(".cuops_images")
+        *_, offset, size, _ = IMAGE.unpack_from(section.data(), 8)
+        file.seek(section["sh_offset"] + offset)
+        file.write(b"\xff" * size)
+    kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
+    assert (kind, command) == ("DamagedBackendError", "pip install --force-reinstall cuops-cu121")
+    assert "image of rms_norm" in message
+
+
 def test_damaged_library(installation: Installation, driver: Path):
     library = installation.folder / "cuops_cu121" / "libcuops.so"
     library.write_bytes(b"not a library")

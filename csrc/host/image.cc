@@ -50,7 +50,7 @@ bool decompress_lz4(const unsigned char* in, std::size_t in_size, char* out, std
 std::vector<char> Image::decompress() const {
   std::vector<char> out(size + 1);  // PTX is text that ends with a zero
   if (!decompress_lz4(stored, stored_size, out.data(), size)) {
-    raise("RuntimeError", "the image of " + op + " in the cuops library is damaged; reinstall the backend");
+    raise("cuops.errors.DamagedBackendError", "the image of " + op + " in the cuops library is damaged");
   }
   return out;
 }
@@ -81,7 +81,7 @@ const Image& choose_image(const std::string& op, int capability) {
   }
   if (best == nullptr) {
     const std::string name = std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-    raise("cuops.errors.UnsupportedArchitectureError", "no image for compute capability " + name);
+    raise("cuops.errors.UnsupportedArchitectureError", "the backend has no code for compute capability " + name);
   }
   return *best;
 }
