@@ -123,7 +123,11 @@ def pack(images: Iterable[Image]) -> bytes:
     entries, blocks = [], []
     for image in images:
         block = lz4.block.compress(image.code, mode="high_compression", compression=12, store_size=False)
-        entries.append(entry.pack(image.op.encode(), image.capability, image.ptx, image.cuda, 0, offset, len(block), len(image.code)))
+        entries.append(
+            entry.pack(
+                image.op.encode(), image.capability, image.ptx, image.cuda, 0, offset, len(block), len(image.code)
+            )
+        )
         blocks.append(block)
         offset += len(block)
     return struct.pack("<Q", len(images)) + b"".join(entries) + b"".join(blocks)

@@ -63,7 +63,8 @@ const std::vector<Image>& images() {
     for (std::uint64_t i = 0; i < count; ++i) {
       Entry e;
       std::memcpy(&e, cuops_images + sizeof count + i * sizeof e, sizeof e);
-      found.push_back({e.op, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda), cuops_images + e.offset, e.stored_size, e.size});
+      found.push_back({e.op, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda), cuops_images + e.offset,
+                       e.stored_size, e.size});
     }
     return found;
   }();

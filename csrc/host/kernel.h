@@ -36,9 +36,9 @@ struct LaunchShape {
 
 // What plans depend on.
 struct Hardware {
-  int capability;       // 90 is compute capability 9.0
+  int capability;  // 90 is compute capability 9.0
   int multiprocessors;
-  bool clusters;        // whether blocks of a cluster can work together in kernels of this operator
+  bool clusters;  // whether blocks of a cluster can work together in kernels of this operator
 };
 const Hardware& hardware(const std::string& op, int device);
 

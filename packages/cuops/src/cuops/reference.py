@@ -42,7 +42,7 @@ def rms_norm_numpy(
 
 
 def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """1 / sqrt(mean(x^2) + eps) of the rows as (rstd, scale), their product: a power of two keeps float64's squares in range."""
+    """1 / sqrt(mean(x^2) + eps) as factors (rstd, scale): a power of two keeps float64's squares in range."""
     import torch
 
     with torch.no_grad():
@@ -73,11 +73,20 @@ def rms_norm_torch(
         y = y * (weight.double() + weight_offset)
     if bias is not None:
         y = y + bias.double()
-    return y.to(out_dtype or x.dtype), h, (rstd * scale)[..., 0].to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return (
+        y.to(out_dtype or x.dtype),
+        h,
+        (rstd * scale)[..., 0].to(torch.float64 if x.dtype == torch.float64 else torch.float32),
+    )
 
 
 def rms_norm_torch_backward(
-    dy: torch.Tensor, dh: torch.Tensor | None, h: torch.Tensor, weight: torch.Tensor | None, eps: float, weight_offset: float
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    weight_offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Gradients for (h and so x and residual, weight, bias), from those for (y, h). Differentiable."""
     rstd, scale = _rstd(h.double(), eps)

@@ -12,7 +12,7 @@ if torch is not None:
     from ._rms_norm_torch import direct, is_direct
 else:
 
-    def is_direct(*arrays: Any) -> bool:
+    def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
         """Without PyTorch there is no dispatcher to avoid."""
         return False
 
@@ -71,7 +71,9 @@ def rms_norm(
 
     dims = _check(x, weight, bias, residual, eps, weight_offset, normalized_shape, out_dtype)
     arrays = [None if a is None else _flat(a, dims) for a in (x, residual, weight, bias)]
-    forward = torch.ops.cuops.rms_norm_fwd if _arguments.is_tensor(x) else _fwd_numpy if _arguments.is_ndarray(x) else _fwd_dlpack
+    forward: Any = _fwd_numpy if _arguments.is_ndarray(x) else _fwd_dlpack
+    if _arguments.is_tensor(x):
+        forward = torch.ops.cuops.rms_norm_fwd
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
     if dims > 1:
         y, h = y.reshape(x.shape), h if residual is None else h.reshape(x.shape)
@@ -89,19 +91,22 @@ def rms_norm_(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-6, *
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     if _arguments.is_ndarray(x) and not x.flags.writeable:
         raise ValueError("x: expected a writable array, got a read-only one")
-    arrays = [None if a is None else _flat(a, dims) for a in (x, None, weight, bias)]
     if _arguments.is_tensor(x):
         return x.copy_(rms_norm(x, weight, bias, eps, weight_offset=weight_offset))
     if _arguments.is_ndarray(x):
         in_place = x.flags.c_contiguous
-        y = _fwd_numpy(*arrays, float(eps), float(weight_offset), None, out=arrays[0] if in_place else None)[0]
+        flat, weight, bias = (None if a is None else _flat(a, dims) for a in (x, weight, bias))
+        out = flat if in_place else None
+        y = _fwd_numpy(flat, None, weight, bias, float(eps), float(weight_offset), None, out=out)[0]
         if not in_place:
             x[...] = y.reshape(x.shape)
         return x
     raise TypeError(f"x: expected a torch.Tensor or a numpy.ndarray, got {type(x).__qualname__}")
 
 
-def _check(x: Any, weight: Any, bias: Any, residual: Any, eps: Any, weight_offset: Any, normalized_shape: Any, out_dtype: Any) -> int:
+def _check(
+    x: Any, weight: Any, bias: Any, residual: Any, eps: Any, weight_offset: Any, normalized_shape: Any, out_dtype: Any
+) -> int:
     """Raises what the documentation of `rms_norm` says; returns how many dimensions are normalised."""
     _arguments.array("x", x)
     if len(x.shape) == 0:
@@ -145,7 +150,10 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
         out[...] = y
         return out, h, rstd
     wide = _arguments.accumulator(x.dtype.name)
-    weight, bias = (None if p is None else np.ascontiguousarray(p, dtype=p.dtype if p.dtype == x.dtype else wide) for p in (weight, bias))
+    weight, bias = (
+        None if p is None else np.ascontiguousarray(p, dtype=p.dtype if p.dtype == x.dtype else wide)
+        for p in (weight, bias)
+    )
     rows = x if x.flags.c_contiguous else np.ascontiguousarray(x)
     y = np.empty(x.shape, out_dtype or x.dtype) if out is None else out
     rstd = np.empty(x.shape[:-1], wide)
