@@ -52,9 +52,8 @@ Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Ha
     }
     if (windows <= 512) return {2, kPlain, {blocks, threads_for(windows, 2)}};
     if (windows <= 2048) return {4, kPlain, {blocks, threads_for(windows, 4)}};
-    for (unsigned threads : {256, 512})
-      for (unsigned cluster = 2; hw.clusters && cluster <= 8; cluster *= 2)
-        if (windows <= 8 * threads * cluster) return {8, kPlain, {blocks * cluster, threads_for(windows, 8 * cluster), 1, cluster}};
+    for (unsigned cluster = 2; hw.clusters && cluster <= 8; cluster *= 2)
+      if (windows <= 2048 * cluster) return {8, kPlain, {blocks * cluster, threads_for(windows, 8 * cluster), 1, cluster}};
     variant = kGeneral;
   }
   if (variant == kGeneral || hw.capability >= 90) {
@@ -70,7 +69,9 @@ void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
   const bool aligned = p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
                        vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
   const Hardware& hw = hardware("rms_norm", device);
-  const bool plain = p.residual.data == nullptr && p.bias == nullptr && p.y_dtype == dtype && dtype != kFloat64 && hw.capability >= 80;
+  const bool plain = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
+                     p.residual.data == nullptr && p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&
+                     dtype != kFloat64 && hw.capability >= 80;
   const Variant variant = !aligned ? kUnaligned : plain ? kPlain : kGeneral;
   // An unaligned row may reach into one window more. Float64 has no instance that keeps unaligned rows in registers.
   const std::int64_t windows = (p.n + width - 1) / width + (aligned ? 0 : 1);

@@ -29,53 +29,50 @@ __device__ __noinline__ Rstd<Accumulator<T>> careful_rstd(const T* x, long long 
 }
 
 // kResident vectors a thread stay in registers between the two passes over the row; 0 reads the row again instead.
-// kPlain leaves out residual, bias and an y of another dtype.
+// kPlain is the common case, for speed: a weight of x's dtype, rows of one stride, and nothing else.
 template <class T, int kResident, bool kAligned, bool kPlain>
 __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   using Index = Select<kResident != 0, int, long long>;
   constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM(Acc, 1, team);
-  const long long row = static_cast<long long>(team.index) * blockDim.y + threadIdx.y;
-  const bool active = row < p.rows;
-  Row<T, kAligned, Index> x(p.x, row, p.n);
-  const Index first = team.first(), step = team.threads(), end = active ? x.windows() : 0;
+  // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
+  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
+  const bool active = wanted < p.rows;
+  auto row_of = [&](const Rows& rows) { return kPlain ? row * rows.stride : offset_of(rows, row); };
+  Row<T, kAligned, Index> x(static_cast<T*>(p.x.data) + row_of(p.x), p.n);
+  const Index first = team.first(), step = team.threads(), end = x.windows();
 
   Vector<T> held[kResident > 0 ? kResident : 1];
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
-    held[i] = first + i * step < end ? x.load(x.start(first + i * step)) : Vector<T>{};
+    held[i] = x.load(x.start(min(first + i * step, end - 1)));
   }
   auto for_each = [&](auto&& visit) {
     if constexpr (kResident > 0) {
 #pragma unroll
-      for (int i = 0; i < kResident; ++i) visit(i, first + i * step, held[i]);
+      for (int i = 0; i < kResident; ++i) visit(first + i * step, held[i]);
     } else {
 #pragma unroll 2
       for (Index window = first; window < end; window += step) {
         Vector<T> v = x.load(x.start(window));
-        visit(0, window, v);
+        visit(window, v);
       }
     }
   };
   // Where registers allow, the weight is on its way while the row is summed.
-  constexpr bool kWeightEarly = kAligned && (kResident == 1 || kResident == 2);
+  constexpr bool kWeightEarly = kPlain && kResident == 1;
   auto load_weight = [&](Index window) {
-    return load_parameters<T, kAligned, Index>(p.weight, p.weight_wide, x.start(window), p.n);
+    return load_parameters<T, kAligned, Index>(p.weight, !kPlain && p.weight_wide, x.start(window), p.n);
   };
-  Pack<Acc, kWidth> early_weight[kWeightEarly ? kResident : 1] = {};
-  if constexpr (kWeightEarly) {
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      if (p.weight && first + i * step < end) early_weight[i] = load_weight(first + i * step);
-    }
-  }
+  Pack<Acc, kWidth> early_weight;
+  if constexpr (kWeightEarly) early_weight = load_weight(min(first, end - 1));
 
   Acc sum = 0;
   if (!kPlain && p.residual.data) {
     const Row<T, kAligned, Index> residual(p.residual, row, p.n), h(p.h, row, p.n);
-    for_each([&](int, Index window, Vector<T>& v) {
-      if (window >= end) return;
+    for_each([&](Index window, Vector<T>& v) {
+      if (window >= end || !active) return;
       const auto r = residual.load(x.start(window));
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -86,10 +83,12 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
     });
     x.data = h.data;  // what the later passes normalise
   } else {
-    for_each([&](int, Index, const Vector<T>& v) {
+    for_each([&](Index window, const Vector<T>& v) {
       const auto wide = convert<Acc>(v);
+      Acc part = 0;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * wide.at[j];
+      for (int j = 0; j < kWidth; ++j) part += wide.at[j] * wide.at[j];
+      sum += window < end ? part : Acc(0);
     });
   }
   sum = team.reduce(sum, Sum());
@@ -97,20 +96,29 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
   Rstd<Acc> rstd{Acc(1), rsqrt_rn(mean_eps)};
   if (team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest))) {
-    rstd = careful_rstd(x.data, active ? p.n : 0, constants, team);
+    rstd = careful_rstd(x.data, p.n, constants, team);
+    // What stays in registers is scaled there, exactly, so that ordinary rows need no second factor.
+    if constexpr (kResident > 0) {
+      for_each([&](Index, Vector<T>& v) {
+        auto wide = convert<Acc>(v);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd.scale;
+        v = convert<T>(wide);
+      });
+    }
   }
   if (p.rstd && active && first == 0) static_cast<Acc*>(p.rstd)[row] = rstd.scale * rstd.value;
 
-  void* const y = static_cast<char*>(p.y.data) + offset_of(p.y, row) * size_of(p.y_dtype);
-  for_each([&](int i, Index window, const Vector<T>& v) {
-    if (window >= end) return;
+  void* const y = static_cast<char*>(p.y.data) + row_of(p.y) * (kPlain ? sizeof(T) : size_of(p.y_dtype));
+  for_each([&](Index window, const Vector<T>& v) {
+    if (window >= end || !active) return;
     auto wide = convert<Acc>(v);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd.scale * rstd.value;
-    if (p.weight) {
-      const auto weight = kWeightEarly ? early_weight[i] : load_weight(window);
+    for (int j = 0; j < kWidth; ++j) wide.at[j] = (kResident > 0 ? wide.at[j] : wide.at[j] * rstd.scale) * rstd.value;
+    if (kPlain || p.weight) {
+      const auto weight = kWeightEarly ? early_weight : load_weight(window);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] *= weight.at[j] + constants.weight_offset;
+      for (int j = 0; j < kWidth; ++j) wide.at[j] *= kPlain ? weight.at[j] : weight.at[j] + constants.weight_offset;
     }
     if (!kPlain && p.bias) {
       const auto bias = load_parameters<T, kAligned, Index>(p.bias, p.bias_wide, x.start(window), p.n);
@@ -128,7 +136,7 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 #define RMS_NORM_FWD(name, T, kResident, suffix, kAligned, kPlain)                                                              \
-  extern "C" __global__ void __launch_bounds__(kResident == 1 ? 128 : kResident == 2 ? 256 : kResident == 0 ? 1024 : 512)      \
+  extern "C" __global__ void __launch_bounds__(kResident == 0 ? 1024 : kResident == 1 ? 128 : kResident == 4 ? 512 : 256, kResident == 8 ? 3 : 1)      \
       rms_norm_fwd_##name##_##kResident##_##suffix(cuops::RmsNormFwdParams p) {                                                 \
     cuops::rms_norm_fwd<T, kResident, kAligned, kPlain>(p);                                                                     \
   }

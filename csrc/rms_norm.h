@@ -36,7 +36,7 @@ static_assert(sizeof(RmsNormFwdParams) == 232, "host and device must agree on th
 
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {
-  Rows dy, dh, h, dx;
+  Rows dy, dh, h, dx;  // rows of one stride
   long long rows;
   long long n;
   const void* weight;

@@ -89,6 +89,12 @@ int64_t rms_norm_bwd_partial_rows(TensorView dy, OptionalTensor dh, TensorView h
   return plan_bwd(m.rows, m.n, dtype, aligned, bias, hardware("rms_norm_bwd", h.device().device_id)).partial_rows;
 }
 
+Rows single_stride(TensorView t, const char* name) {
+  const Rows rows = rows_of(t, name);
+  if (rows.outer_stride != 0) raise("ValueError", std::string(name) + ": its rows need more than one stride; pass a contiguous copy");
+  return rows;
+}
+
 void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums, CUstream stream) {
   static Kernel kernels[] = {{"rms_norm_bwd", "sum_rows_f64"}, {"rms_norm_bwd", "sum_rows_f32"}};
   SumRowsParams p{partial, data_of(sum), rows, n, dtype_of(sum, name)};
@@ -108,12 +114,12 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, O
   set_scalars(&p, m.n, eps, weight_offset);
   expect_like(dx, "dx", h, dtype);
   expect_like(dy, "dy", h, dtype);
-  p.h = rows_of(h, "h");
-  p.dy = rows_of(dy, "dy");
-  p.dx = rows_of(dx, "dx");
+  p.h = single_stride(h, "h");
+  p.dy = single_stride(dy, "dy");
+  p.dx = single_stride(dx, "dx");
   if (dh.has_value()) {
     expect_like(*dh, "dh", h, dtype);
-    p.dh = rows_of(*dh, "dh");
+    p.dh = single_stride(*dh, "dh");
   }
   if (weight.has_value()) {
     p.weight_wide = expect_parameter(*weight, "weight", h, dtype);

@@ -2,7 +2,6 @@
 //   dx = rstd * (g - xhat * mean(g * xhat)) + dh,   dweight = sum over rows of dy * xhat,   dbias = sum over rows of dy.
 #include "device/reduce.cuh"
 #include "device/rstd.cuh"
-#include "device/row.cuh"
 #include "rms_norm.h"
 
 namespace cuops {
@@ -13,15 +12,16 @@ template <int kWidth>
 struct Columns {
   int first, step, n;
 
+  __device__ bool has(int i) const { return (first + i * step) * kWidth < n; }
+
+  // Beyond the end, the last pack, for the caller to drop: cheaper than a choice at each load.
   template <class T>
   __device__ Pack<T, kWidth> load(const T* data, int i) const {
-    const int at = (first + i * step) * kWidth;
-    return at < n ? *reinterpret_cast<const Pack<T, kWidth>*>(data + at) : Pack<T, kWidth>{};
+    return *reinterpret_cast<const Pack<T, kWidth>*>(data + min((first + i * step) * kWidth, n - kWidth));
   }
   template <class T>
   __device__ void store(T* data, int i, const Pack<T, kWidth>& v) const {
-    const int at = (first + i * step) * kWidth;
-    if (at < n) *reinterpret_cast<Pack<T, kWidth>*>(data + at) = v;
+    if (has(i)) *reinterpret_cast<Pack<T, kWidth>*>(data + (first + i * step) * kWidth) = v;
   }
 };
 
@@ -61,18 +61,19 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   auto weight_at = [&](int i) { return kHoldWeight ? held_weight[kHoldWeight ? i : 0] : load_weight(i); };
 
   Pack<T, kWidth> next_h[kResident], next_dy[kResident];
-  auto load_next = [&](long long row) {
+  auto load_next = [&](long long wanted) {
+    const long long row = min(wanted, p.rows - 1);
+    const T* const h_row = static_cast<const T*>(p.h.data) + row * p.h.stride;
+    const T* const dy_row = static_cast<const T*>(p.dy.data) + row * p.dy.stride;
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      next_h[i] = next_dy[i] = Pack<T, kWidth>{};
-      if (row >= p.rows) continue;
-      next_h[i] = columns.load(static_cast<const T*>(p.h.data) + offset_of(p.h, row), i);
-      next_dy[i] = columns.load(static_cast<const T*>(p.dy.data) + offset_of(p.dy, row), i);
+      next_h[i] = columns.load(h_row, i);
+      next_dy[i] = columns.load(dy_row, i);
     }
   };
 
   load_next(static_cast<long long>(team.index) * blockDim.y + threadIdx.y);
-  // The rows of a block go in step; those beyond the end are zeros, and add nothing.
+  // The rows of a block go in step, also those beyond the end.
   for (long long row = static_cast<long long>(team.index) * blockDim.y + threadIdx.y; row - threadIdx.y < p.rows; row += teams) {
     Pack<T, kWidth> h[kResident], dy[kResident];
 #pragma unroll
@@ -88,11 +89,14 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
         const auto wide = convert<Acc>(h[i]), grad = convert<Acc>(dy[i]), weight = weight_at(i);
+        Acc squares = 0, products = 0;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-          sums[0] += wide.at[j] * wide.at[j];
-          sums[1] += grad.at[j] * weight.at[j] * wide.at[j];
+          squares += wide.at[j] * wide.at[j];
+          products += grad.at[j] * weight.at[j] * wide.at[j];
         }
+        sums[0] += columns.has(i) ? squares : Acc(0);
+        sums[1] += columns.has(i) ? products : Acc(0);
       }
       team.reduce(sums, Sum());
       mean_eps = isinf(sums[0]) ? sums[0] : mean_plus_eps(sums[0], constants, constants.eps * scale * scale);
@@ -103,7 +107,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       for (int i = 0; i < kResident; ++i) {
         const auto wide = convert<Acc>(h[i]);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) largest = Max()(largest, abs(wide.at[j]));
+        for (int j = 0; j < kWidth; ++j) largest = Max()(largest, abs(wide.at[j]));  // of repeated elements too
       }
       largest = team.reduce(largest, Max());
       scale = isinf(largest) ? Acc(1) : power_of_two_to_one(largest);
@@ -120,6 +124,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
+      if (row >= p.rows) break;
       const auto wide = convert<Acc>(h[i]), grad = convert<Acc>(dy[i]), weight = weight_at(i);
       Pack<Acc, kWidth> dx;
 #pragma unroll
@@ -129,13 +134,12 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
         dweight[i].at[j] += grad.at[j] * normed;
         if constexpr (kBias) dbias[i].at[j] += grad.at[j];
       }
-      if (row >= p.rows) continue;
       if (p.dh.data) {
-        const auto dh = convert<Acc>(columns.load(static_cast<const T*>(p.dh.data) + offset_of(p.dh, row), i));
+        const auto dh = convert<Acc>(columns.load(static_cast<const T*>(p.dh.data) + row * p.dh.stride, i));
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
       }
-      columns.store(static_cast<T*>(p.dx.data) + offset_of(p.dx, row), i, convert<T>(dx));
+      columns.store(static_cast<T*>(p.dx.data) + row * p.dx.stride, i, convert<T>(dx));
     }
   }
 

@@ -214,7 +214,8 @@ def test_nan_and_infinity_propagate_as_in_pytorch(value, n, device):
     x = make((3, n), device=device)
     x[1, 2] = value
     y = cuops.rms_norm(x)
-    torch.testing.assert_close(y, F.rms_norm(x, (n,), eps=1e-6), equal_nan=True)
+    want = F.rms_norm(x.cpu(), (n,), eps=1e-6)  # on CUDA, PyTorch's answer depends on the size
+    torch.testing.assert_close(y.cpu(), want, equal_nan=True)
     torch.testing.assert_close(torch.from_numpy(cuops.rms_norm(x.cpu().numpy())), y.cpu(), equal_nan=True)
 
 

@@ -19,8 +19,12 @@ tvm::ffi::String describe_images() {
   return text;
 }
 
-// Whether kernels can read the rows where they are.
-bool rows_are_readable(TensorView t) { return t.ndim() > 0 && t.numel() > 0 ? find_rows(t).has_value() : true; }
+// Whether kernels that take rows of so many strides, 1 or 2, can read the rows where they are.
+bool rows_are_readable(TensorView t, int64_t strides) {
+  if (t.ndim() == 0 || t.numel() == 0) return true;
+  const auto rows = find_rows(t);
+  return rows.has_value() && (strides == 2 || rows->outer_stride == 0);
+}
 
 struct DeviceAllocator {
   void AllocData(DLTensor* tensor) {

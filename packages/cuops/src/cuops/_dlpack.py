@@ -22,7 +22,7 @@ def view(value: Any) -> Any:
     import tvm_ffi
 
     seen = tvm_ffi.from_dlpack(value)
-    if library.rows_are_readable(seen):
+    if library.rows_are_readable(seen, 2):
         return seen
     return tvm_ffi.from_dlpack(value.copy())
 

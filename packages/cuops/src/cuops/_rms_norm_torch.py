@@ -27,9 +27,9 @@ def _sums_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _rows(a: Tensor | None) -> Tensor | None:
+def _rows(a: Tensor | None, strides: int = 2) -> Tensor | None:
     """`a`, or a copy of it where the library cannot read its rows."""
-    return a if a is None or a.is_contiguous() or _backend.library().rows_are_readable(a) else a.contiguous()
+    return a if a is None or a.is_contiguous() or _backend.library().rows_are_readable(a, strides) else a.contiguous()
 
 
 def _parameter(p: Tensor | None, x: Tensor) -> Tensor | None:
@@ -68,7 +68,7 @@ def _empty_bwd(h, weight, bias_dtype):  # type: ignore[no-untyped-def]
 def _bwd_cuda(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     lib = _backend.library()
     with_bias = bias_dtype is not None
-    arrays = _rows(dy.to(h.dtype)), _rows(dh), _rows(h), _parameter(weight, h)
+    arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), _parameter(weight, h)
     rows = lib.rms_norm_bwd_partial_rows(*arrays, with_bias) if h.numel() else 0
     if rows == 0:
         return _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset)
