@@ -1,4 +1,4 @@
-"""Hatchling's hooks for the packages cuops-cuXXX: what is in a backend wheel, and what it depends on."""
+"""Hatchling's hooks: the bill of materials of every wheel; what is in a backend wheel, and what it depends on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cuops_build import table
+from cuops_build import sbom, table
 from cuops_build.host import GLIBC, build_library
 from cuops_build.nvrtc import compile_images, pack
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -24,14 +24,23 @@ FACTS = {facts}
 '''
 
 
-class BackendContents(BuildHookInterface):
-    """Builds the library and puts it, with its facts, into the wheel."""
+class Contents(BuildHookInterface):
+    """Puts into the wheel what is not in the source tree: a backend's library and facts, and the bill of materials."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
+        self.scratch = tempfile.TemporaryDirectory()
+        row = self.metadata.config["tool"].get("cuops")
+        if row:
+            self.build_backend(table.row(self.metadata.name.removeprefix("cuops-"), row), build_data)
+        bill = Path(self.scratch.name, f"{self.metadata.name}.cdx.json")
+        bill.write_bytes(sbom.cyclonedx(self.metadata.name, self.metadata.version, row["wheels"] if row else ()))
+        build_data["sbom_files"].append(str(bill))
+
+    def build_backend(self, cuda: table.Cuda, build_data: dict[str, Any]) -> None:
+        """Builds the library and puts it, with its facts, into the wheel."""
         root = Path(self.root)
-        cuda = table.row(self.metadata.name.removeprefix("cuops-"), self.metadata.config["tool"]["cuops"])
         machine = os.environ.get("CUOPS_BUILD_MACHINE") or platform.machine()
         jobs = len(os.sched_getaffinity(0))
         library = build_library(root / "csrc", pack(compile_images(cuda, root / "csrc", jobs)), machine, jobs)
@@ -45,7 +54,6 @@ class BackendContents(BuildHookInterface):
             "driver": cuda.driver,
             "driver_cuda": cuda.driver_cuda,
         }
-        self.scratch = tempfile.TemporaryDirectory()
         for name, content in (
             ("__init__.py", FACTS.format(cuda=cuda.cuda, facts=pprint.pformat(facts, sort_dicts=False)).encode()),
             ("libcuops.so", library),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import struct
 import zipfile
@@ -25,7 +26,15 @@ from packaging.utils import parse_wheel_filename
 ROOT = Path(__file__).parents[1]
 ROWS = {row.distribution: row for row in table.read(ROOT / "cuda.toml").values()}
 NEWEST_GLIBC = 28
-NEEDED = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "libtvm_ffi.so"}
+NEEDED = {
+    "libc.so.6",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+    "libtvm_ffi.so",
+}
 CORE_BYTES, BACKEND_BYTES = 300_000, 10_000_000
 # Of csrc/host/image.cc: operator, capability, whether PTX, CUDA version, padding, offset, stored size, size.
 IMAGE = struct.Struct("<32sIIIIQQQ")
@@ -100,9 +109,10 @@ def check_tag(wheel: Wheel, folder: Path) -> None:
     if wheel.row is None:
         assert tag == "py3-none-any"
     else:
-        glibc = re.fullmatch(r"py3-none-manylinux_2_(\d+)_x86_64", tag)
+        glibc = re.fullmatch(r"py3-none-manylinux_2_(\d+)_(x86_64|aarch64)", tag)
         assert glibc is not None, tag
         assert int(glibc[1]) <= NEWEST_GLIBC, tag
+        assert wheel.library["e_machine"] == f"EM_{glibc[2].upper()}", "the library is for another machine"
 
 
 def check_auditwheel(wheel: Wheel, folder: Path) -> None:
@@ -111,9 +121,8 @@ def check_auditwheel(wheel: Wheel, folder: Path) -> None:
         return
     path = wheel.write(folder)
     provided = frozenset({"libtvm_ffi.so"})  # by the wheel that the backend depends on
-    found = analyze_wheel_abi(
-        Libc.GLIBC, Architecture.x86_64, path, provided, disable_isa_ext_check=False, allow_graft=False
-    )
+    machine = Architecture(wheel.library["e_machine"].removeprefix("EM_").lower())
+    found = analyze_wheel_abi(Libc.GLIBC, machine, path, provided, disable_isa_ext_check=False, allow_graft=False)
     platform = found.overall_policy.name
     claimed, verdict = (re.search(r"manylinux_2_(\d+)_", name) for name in (wheel.filename, platform))
     assert verdict is not None, platform
@@ -174,6 +183,13 @@ def check_paths(wheel: Wheel, folder: Path) -> None:
             assert BUILD_PATH.findall(content) == [], name
 
 
+def check_bill_of_materials(wheel: Wheel, folder: Path) -> None:
+    bill = json.loads(wheel.files[wheel.only(".cdx.json")])
+    assert bill["metadata"]["component"]["version"] == wheel.metadata["Version"]
+    listed = {f"{component['name']}=={component['version']}" for component in bill["components"]}
+    assert listed >= set(wheel.row.wheels if wheel.row else ())
+
+
 def check_size(wheel: Wheel, folder: Path) -> None:
     assert wheel.write(folder).stat().st_size < (CORE_BYTES if wheel.row is None else BACKEND_BYTES)
 
@@ -186,7 +202,7 @@ def check_contents(wheel: Wheel, folder: Path) -> None:
 
 
 CONTRACT = [
-    check_tag, check_auditwheel, check_needed, check_images, check_pins, check_license, check_paths, check_size, check_contents,
+    check_tag, check_auditwheel, check_needed, check_images, check_pins, check_license, check_bill_of_materials, check_paths, check_size, check_contents,
 ]  # fmt: skip
 
 
@@ -245,6 +261,7 @@ BROKEN_BACKENDS = {
     "too new a platform": (check_tag, retagged("py3-none-manylinux_2_34_x86_64")),
     "no manylinux tag": (check_tag, retagged("py3-none-linux_x86_64")),
     "bound to one Python": (check_tag, retagged("cp311-cp311-manylinux_2_17_x86_64")),
+    "a library for another machine": (check_tag, retagged("py3-none-manylinux_2_17_aarch64")),
     "tag and file name differ": (check_tag, swapped(".dist-info/WHEEL", b"manylinux_2_17", b"manylinux_2_28")),
     "needs a newer glibc": (check_auditwheel, swapped("/libcuops.so", b"GLIBC_2.16\0", b"GLIBC_2.36\0")),
     "needs a library of its own": (check_auditwheel, swapped("/libcuops.so", b"libdl.so.2\0", b"libxx.so.2\0")),
@@ -257,6 +274,8 @@ BROKEN_BACKENDS = {
     "another core pinned": (check_pins, swapped("/METADATA", b"Requires-Dist: cuops==", b"Requires-Dist: cuops==9")),
     "facts of another version": (check_pins, swapped("/__init__.py", b"'version': '", b"'version': '9")),
     "no license": (check_license, without("/LICENSE")),
+    "no bill of materials": (check_bill_of_materials, without(".cdx.json")),
+    "a bill of another version": (check_bill_of_materials, swapped(".cdx.json", b'"version": "', b'"version": "9')),
     "another license": (check_license, swapped("/METADATA", b"Apache-2.0", b"MIT")),
     "a build path": (
         check_paths,
@@ -303,7 +322,8 @@ def test_one_core_and_backends_of_one_version(wheels: list[Wheel]):
 @pytest.mark.parametrize("what", BROKEN_BACKENDS)
 def test_contract_refuses_a_backend_with(what: str, wheels: list[Wheel], tmp_path: Path):
     check, breaking = BROKEN_BACKENDS[what]
-    refuses(check, breaking, next(wheel for wheel in wheels if wheel.row is not None), tmp_path)
+    whole = next(wheel for wheel in wheels if wheel.filename.endswith("_x86_64.whl"))
+    refuses(check, breaking, whole, tmp_path)
 
 
 @pytest.mark.parametrize("what", BROKEN_CORES)
