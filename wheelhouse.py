@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import shutil
 from pathlib import Path
 
@@ -14,29 +15,47 @@ TOOLCHAINS = Path(".cache/toolchains")
 
 def toolchain(session: nox.Session, row: str) -> Path:
     """The folder with the toolchain's wheels of a row of cuda.toml, unpacked."""
-    wheels = CUDA[row]["wheels"]
-    folder = (TOOLCHAINS / hashlib.sha256("\n".join(wheels).encode()).hexdigest()[:16]).resolve()
+    pins = Path("requirements", f"cuops-{row}.txt")
+    folder = (TOOLCHAINS / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]).resolve()
     if not folder.exists():
         shutil.rmtree(partial := folder.with_suffix(".partial"), ignore_errors=True)
-        session.run("python", "-m", "pip", "install", "-q", "--no-deps", "--target", str(partial), *wheels)
+        pip = ("python", "-m", "pip", "install", "-q", "--no-deps", "--require-hashes")
+        session.run(*pip, "--target", str(partial), "-r", str(pins))
         partial.rename(folder)
     return folder
 
 
-def build(session: nox.Session, rows: list[str], folder: Path) -> list[Path]:
+def build(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None = None) -> list[Path]:
     """Fills `folder` with the core and the backends of `rows`, and with nothing else; returns the wheels."""
     if unknown := set(rows) - set(CUDA):
         session.error(f"not in cuda.toml: {', '.join(sorted(unknown))}; its rows are {', '.join(CUDA)}")
-    packages = {"cuops": None, **{f"cuops-{row}": row for row in rows}}
-    requires: set[str] = set()
-    for name in packages:
-        requires.update(nox.project.load_toml(f"packages/{name}/pyproject.toml")["build-system"]["requires"])
-    requires -= {wheel for row in CUDA.values() for wheel in row["wheels"]}
-    session.install("-q", *nox.project.dependency_groups(nox.project.load_toml(), "build"), *sorted(requires))
+    session.install("-q", "--require-hashes", "-r", "requirements/build.txt")
     shutil.rmtree(folder, ignore_errors=True)
-    for name, row in packages.items():
-        path = {"PYTHONPATH": str(toolchain(session, row))} if row else {}
-        session.run(
-            "python", "-m", "build", "--no-isolation", "-o", str(folder), f"packages/{name}", env=path, silent=True
-        )
+    command = ("python", "-m", "build", "--no-isolation", "-o", str(folder))
+    session.run(*command, "packages/cuops", silent=True)
+    for row in rows:
+        for i, machine in enumerate(machines or [platform.machine()]):
+            environment = {"PYTHONPATH": str(toolchain(session, row)), "CUOPS_BUILD_MACHINE": machine}
+            kinds = ("--wheel",) if i else ()  # one source distribution serves all machines
+            session.run(*command, *kinds, f"packages/cuops-{row}", env=environment, silent=True)
+    return sealed(folder)
+
+
+def build_in_manylinux(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None) -> list[Path]:
+    """As `build`, but the backends are compiled in the stock manylinux image, by cibuildwheel."""
+    build(session, [], folder)
+    session.install("-q", *nox.project.dependency_groups(nox.project.load_toml(), "cibuildwheel"))
+    command = ("cibuildwheel", "--only", "cp312-manylinux_x86_64", "--config-file", "pyproject.toml")
+    for row in rows:
+        for machine in machines or [platform.machine()]:
+            environment = {"CUOPS_BUILD_MACHINE": machine}
+            session.run(*command, "--output-dir", str(folder), f"packages/cuops-{row}", env=environment)
+    return sealed(folder)
+
+
+def sealed(folder: Path) -> list[Path]:
+    """Writes SHA256SUMS of the files in a folder; returns the wheels."""
+    files = sorted((*folder.glob("*.whl"), *folder.glob("*.tar.gz")))
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / "SHA256SUMS").write_text("".join(sums))
     return sorted(folder.glob("*.whl"))

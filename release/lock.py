@@ -1,0 +1,90 @@
+"""Writes requirements/*.txt: each thing that a release is made with, at one version, with the hashes of its files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cuops_build import regenerate, table
+from nox.project import dependency_groups
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = regenerate.ROOT / "requirements"
+
+
+def inputs() -> dict[str, tuple[str, ...]]:
+    """What each file pins."""
+    project = tomllib.loads((regenerate.ROOT / "pyproject.toml").read_text())
+    core = tomllib.loads((regenerate.ROOT / "packages/cuops/pyproject.toml").read_text())["project"]["dependencies"]
+    return {
+        "nox": dependency_groups(project, "nox"),
+        "build": (*dependency_groups(project, "build"), *regenerate.BUILD_REQUIRES, *regenerate.COMPILER_REQUIRES),
+        **{name: dependency_groups(project, name) for name in ("release", "attest", "rehearse")},
+        "runtime": (*core, "apache-tvm-ffi>=0.1.9,<0.2"),
+        **{row.distribution: row.wheels for row in table.read(regenerate.ROOT / "cuda.toml").values()},
+    }
+
+
+def pins(path: Path) -> dict[str, str]:
+    """The versions in a file of pins, by name."""
+    lines = (
+        line.split(";")[0].split("\\")[0]
+        for line in path.read_text().splitlines()
+        if "==" in line and line[0].isalnum()
+    )
+    return {requirement.name: str(requirement.specifier)[2:] for requirement in map(Requirement, lines)}
+
+
+def check() -> int:
+    """Prints what should be pinned and is not, or at a version that does not fit; returns how much."""
+    count = 0
+    for name, wanted in inputs().items():
+        pinned = pins(FOLDER / f"{name}.txt") if (FOLDER / f"{name}.txt").exists() else {}
+        for requirement in map(Requirement, wanted):
+            if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier:
+                print(f"requirements/{name}.txt does not have {requirement}: nox -s lock -- {name}")
+                count += 1
+    return count
+
+
+def main(names: list[str]) -> None:
+    """Resolves and writes the files named, or all; what is pinned already stays as long as it fits."""
+    wanted = inputs()
+    FOLDER.mkdir(exist_ok=True)
+    for name in names or wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, f"{name}.in")
+            source.write_text("\n".join(wanted[name]))
+            options = [
+                "--generate-hashes",
+                "--allow-unsafe",
+                "--strip-extras",
+                "--quiet",
+                "--no-header",
+                "--no-annotate",
+            ]
+            options += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
+            command = [
+                sys.executable,
+                "-m",
+                "piptools",
+                "compile",
+                *options,
+                "-o",
+                str(FOLDER / f"{name}.txt"),
+                str(source),
+            ]
+            subprocess.run(command, check=True)
+        print(f"requirements/{name}.txt: {len(pins(FOLDER / f'{name}.txt'))} pins")
+
+
+if __name__ == "__main__":
+    sys.exit(1 if check() else 0) if sys.argv[1:] == ["--check"] else main(sys.argv[1:])
