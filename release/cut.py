@@ -1,0 +1,86 @@
+"""Cuts a release: the version from the commits, the changelog, a commit with it, and the tag; all or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from cuops_build.version import TAG, VersionError, git, read
+
+from . import ReleaseError, arguments
+
+CHANGELOG = "CHANGELOG.md"
+
+
+def cliff(*words: str) -> str:
+    """What git-cliff prints."""
+    done = subprocess.run(["git-cliff", "--offline", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"git-cliff failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def cut(root: Path, version: str, remote: str | None) -> str:
+    """Makes and tags the release commit, and pushes both at once where a remote is given; returns the tag."""
+    history = read(root)
+    if history.dirty:
+        raise ReleaseError(
+            "the working tree has changes that are not committed: commit them, or put them aside with git stash"
+        )
+    if not history.messages:
+        raise ReleaseError("there is nothing to release: this commit is tagged already")
+    tag = f"v{version}" if version else "v{}.{}.{}".format(*history.next)
+    match = TAG.fullmatch(tag)
+    if not match or tuple(map(int, match.groups())) < history.next:
+        raise ReleaseError(
+            f"{tag} does not follow from the commits, which lead to v{'.'.join(map(str, history.next))} or higher"
+        )
+    taken = git(root, "tag", "--list", tag) or (remote and git(root, "ls-remote", "--tags", remote, f"refs/tags/{tag}"))
+    if taken:
+        raise ReleaseError(f"the tag {tag} exists and is never moved: give a higher version with --version")
+    before = git(root, "rev-parse", "HEAD").strip()
+    try:
+        cliff("--tag", tag, "--output", CHANGELOG)
+        git(root, "add", CHANGELOG)
+        git(root, "commit", "--no-verify", "-m", f"chore(release): {tag}")
+        git(root, "tag", "-a", tag, "-m", f"cuops {tag[1:]}")
+        if remote:
+            git(root, "push", "--atomic", remote, "HEAD", f"refs/tags/{tag}")
+    except (ReleaseError, VersionError):
+        if git(root, "tag", "--list", tag):
+            git(root, "tag", "-d", tag)
+        git(root, "reset", "--hard", before)  # the tree was clean: only this release's changes go
+        raise
+    return tag
+
+
+def notes(changelog: str, version: str) -> str:
+    """The part of the changelog about one version."""
+    found = re.search(rf"^## {re.escape(version)} .*?(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    if not found:
+        raise ReleaseError(f"{CHANGELOG} has no section {version}")
+    return found[0]
+
+
+def main() -> None:
+    """The command line of `nox -s release`."""
+    options = arguments.release().parse_args()
+    try:
+        tag = cut(Path.cwd(), options.version, options.push)
+    except (ReleaseError, VersionError) as error:
+        sys.exit(f"release: {error}")
+    if "GITHUB_OUTPUT" in os.environ:
+        with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
+            file.write(f"tag={tag}\n")
+    print(
+        f"{tag} is pushed"
+        if options.push
+        else f"{tag} is made here; to publish it: git push --atomic origin HEAD {tag}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Says on GitHub what was done, by its own command line: a release with its files, or results as a comment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import ReleaseError, arguments, cut, wheels
+
+
+def gh(*words: str, text: str) -> None:
+    """Runs GitHub's command line, which reads GH_TOKEN; `text` goes to its input."""
+    done = subprocess.run(["gh", *words], input=text, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"gh {' '.join(words[:2])} failed")
+
+
+def release(tag: str, folder: Path) -> None:
+    """A GitHub release of a tag, with its part of the changelog, the wheels and their digests."""
+    wheels.check_sums(folder)
+    if wheels.one_version(folder) != tag.removeprefix("v"):
+        raise ReleaseError(f"{folder} has the wheels of {wheels.one_version(folder)}, not of {tag}")
+    text = cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v"))
+    files = [str(path) for path in sorted(folder.iterdir())]
+    gh("release", "create", tag, "--verify-tag", "--title", tag, "--notes-file", "-", *files, text=text)
+
+
+def records(content: Any) -> Iterator[dict[str, Any]]:
+    """The measurements in a benchmark's JSON, however deep."""
+    if isinstance(content, dict) and "results" in content and "shape" in content:
+        yield content
+    elif isinstance(content, (dict, list)):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from records(part)
+
+
+def comparison(folder: Path) -> str:
+    """What the benchmarks in a folder measured, as Markdown."""
+    lines = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        measured = list(records(content["sections"]))
+        names = list(dict.fromkeys(name for record in measured for name in record["results"]))
+        facts = content["provenance"]
+        lines += [f"### {content['operator']} on {facts['device']}, commit {facts['commit']}", ""]
+        lines += [f"| microseconds | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+        for record in measured:
+            case = f"{record['kind']} {record['dtype']} {'x'.join(map(str, record['shape']))}"
+            times = (record["results"].get(name, {}).get("us") for name in names)
+            lines.append(f"| {case} | {' | '.join('-' if time is None else f'{time:.1f}' for time in times)} |")
+        lines.append("")
+    if not lines:
+        raise ReleaseError(f"{folder} has no results")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line of `nox -s github`."""
+    options = arguments.github().parse_args()
+    try:
+        if options.kind == "release":
+            release(options.tag, options.path)
+        else:
+            text = comparison(options.path)
+            gh("pr", "comment", options.pull_request, "--edit-last", "--create-if-none", "--body-file", "-", text=text)
+    except ReleaseError as error:
+        sys.exit(f"github: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Builds, tries and pushes the images, with docker, podman or buildah, whichever there is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+import requests
+from cuops_build.version import VersionError, git, read
+
+from . import ReleaseError, arguments, wheels
+
+ASK = {"docker": "version", "podman": "info", "buildah": "version"}  # whether an engine works
+DOCTOR = ("cuops", "doctor", "--allow-no-gpu")
+TRIAL = ("python", "-c", "import cuops; print(cuops.__version__)")
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+DEBIAN = (
+    "--quiet", "--variant=essential", "--include=python3,python3-venv,ca-certificates,libstdc++6",
+    *(f"--dpkgopt=path-exclude=/usr/share/{unused}/*" for unused in ("doc", "man", "locale", "info")),
+    f"--customize-hook=upload {CERTIFICATES} {CERTIFICATES}",
+)  # fmt: skip
+NAMES = {"runtime": "cuops", "dev": "cuops-dev"}
+FILES = {"runtime": "docker/runtime.Dockerfile", "dev": "docker/dev.Dockerfile"}
+
+
+def works(engine: str) -> bool:
+    """Whether an engine is here, with its daemon where it needs one."""
+    return (
+        bool(shutil.which(engine))
+        and subprocess.run([engine, ASK[engine]], capture_output=True, check=False).returncode == 0
+    )
+
+
+class Engine:
+    """One of docker, podman and buildah, with what they do differently."""
+
+    def __init__(self, name: str | None = None, environment: dict[str, str] | None = None) -> None:
+        self.name = name or next((engine for engine in arguments.ENGINES if works(engine)), "")
+        if not self.name:
+            raise ReleaseError(f"none of {', '.join(arguments.ENGINES)} works here: apt-get install buildah")
+        self.environment = dict(os.environ) if environment is None else dict(environment)
+        if self.name == "buildah":  # which alone can do without a container runtime, and without overlay file systems
+            self.environment.setdefault("BUILDAH_ISOLATION", "chroot")
+            self.environment.setdefault("STORAGE_DRIVER", "overlay" if self._overlays() else "vfs")
+
+    def _overlays(self) -> bool:
+        environment = {**self.environment, "STORAGE_DRIVER": "overlay"}
+        made = subprocess.run(
+            [self.name, "from", "scratch"], env=environment, capture_output=True, text=True, check=False
+        )
+        if made.returncode == 0:
+            subprocess.run([self.name, "rm", made.stdout.strip()], env=environment, capture_output=True, check=True)
+        return made.returncode == 0
+
+    def run(self, *words: str) -> str:
+        """What the engine prints; its messages go to the terminal."""
+        done = subprocess.run([self.name, *words], env=self.environment, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise ReleaseError(f"{self.name} {words[0]} failed with {done.returncode}:\n{done.stdout}")
+        return done.stdout.strip()
+
+    def build(
+        self, file: Path, context: Path, tag: str, values: dict[str, str], labels: dict[str, str], epoch: str
+    ) -> None:
+        """Builds an image whose files and history carry the time `epoch`, as far as the engine can."""
+        options = [f"--build-arg={name}={value}" for name, value in values.items()]
+        options += [f"--label={name}={value}" for name, value in labels.items()]
+        if self.name == "docker":
+            self.environment["SOURCE_DATE_EPOCH"] = epoch
+            self.run(
+                "buildx",
+                "build",
+                "--output=type=docker,rewrite-timestamp=true",
+                *options,
+                "-f",
+                str(file),
+                "-t",
+                tag,
+                str(context),
+            )
+        else:
+            self.run(
+                "build", f"--timestamp={epoch}", "--network=host", *options, "-f", str(file), "-t", tag, str(context)
+            )
+
+    def inside(self, tag: str, *command: str) -> str:
+        """What a command prints inside an image."""
+        if self.name != "buildah":
+            return self.run("run", "--rm", tag, *command)
+        container = self.run("from", "--pull-never", tag)
+        try:
+            return self.run("run", container, "--", *command)
+        finally:
+            self.run("rm", container)
+
+    def push(self, tag: str, remote: str) -> None:
+        """Pushes an image; a registry on loopback speaks plain HTTP."""
+        self.run("tag", tag, remote)
+        plain = ["--tls-verify=false"] if self.name != "docker" and is_loopback(remote) else []
+        self.run("push", *plain, remote)
+
+    def pull(self, remote: str) -> None:
+        """Pulls an image."""
+        plain = ["--tls-verify=false"] if self.name != "docker" and is_loopback(remote) else []
+        self.run("pull", "--quiet", *plain, remote)
+
+    def forget(self, *tags: str) -> None:
+        """Removes images from this machine."""
+        self.run("rmi", "--force", *tags)
+
+    def debian(self, folder: Path) -> str:
+        """Makes a slim image of Debian's packages with Python, without any registry; returns its name."""
+        archive, name = folder / "base.tar", "localhost/cuops-base"
+        done = subprocess.run(
+            ["mmdebstrap", *DEBIAN, "bookworm", str(archive)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ReleaseError(f"mmdebstrap failed:\n{done.stderr}")
+        if self.name != "buildah":
+            self.run("import", f"--change=ENV PIP_CERT={CERTIFICATES}", str(archive), name)
+            return name
+        container = self.run("from", "scratch")
+        self.run("add", "--quiet", container, str(archive), "/")
+        self.run("config", "--env", f"PIP_CERT={CERTIFICATES}", container)
+        self.run("commit", "--quiet", "--rm", container, name)
+        return name
+
+
+def is_loopback(remote: str) -> bool:
+    """Whether a registry or an image in it is on this machine."""
+    return remote.split("/")[0].split(":")[0] in ("localhost", "127.0.0.1")
+
+
+def tags(version: str, row: str, today: str) -> list[str]:
+    """The tags of an image: the one of its version first, then those that move."""
+    moving = [f"nightly-{today}-{row}", f"nightly-{row}"] if "dev" in version else [f"latest-{row}"]
+    return [f"{version}-{row}", *moving]
+
+
+def check_registry(registry: str) -> None:
+    """Raises where the registry does not answer, before anything is built."""
+    url = f"{'http' if is_loopback(registry) else 'https'}://{registry.split('/')[0]}/v2/"
+    try:
+        answer = requests.get(url, timeout=30)
+    except requests.RequestException as error:
+        raise ReleaseError(
+            f"the registry {registry} does not answer, so nothing is built or pushed: {error}"
+        ) from error
+    if answer.status_code not in (requests.codes.ok, requests.codes.unauthorized):
+        raise ReleaseError(f"the registry {registry} answers {answer.status_code}, so nothing is built or pushed")
+
+
+def build(engine: Engine, options: argparse.Namespace, row: str, version: str) -> str:
+    """Builds the image of a row of cuda.toml and runs the doctor in it; returns its local tag."""
+    root = Path.cwd()
+    tag = f"{NAMES[options.image]}:{version}-{row}"
+    commit, epoch = git(root, "log", "-1", "--format=%H %ct").split()
+    labels = {"org.opencontainers.image.version": version, "org.opencontainers.image.revision": commit}
+    values = {"CUDA": row, "VERSION": version, "TORCH": options.torch, "INDEX": options.index or ""}
+    if options.base:
+        values["BASE"] = options.base
+    with tempfile.TemporaryDirectory() as context:
+        shutil.copytree(root / "requirements", Path(context, "requirements"))
+        Path(context, "dist").mkdir()
+        for path in options.dist.glob("*.whl") if not options.index else ():
+            shutil.copy2(path, Path(context, "dist"))
+        engine.build(root / FILES[options.image], Path(context), tag, values, labels, epoch)
+    if options.image == "runtime":
+        print(engine.inside(tag, *DOCTOR))
+        said = engine.inside(tag, *TRIAL).splitlines()[-1]
+        if said != version:
+            raise ReleaseError(f"{tag} says that it is {said}")
+    return tag
+
+
+def main() -> None:
+    """The command line of `nox -s docker`."""
+    options = arguments.docker().parse_args()
+    today = datetime.now(timezone.utc).strftime("%Y%m%d")
+    try:
+        if options.push and not options.registry:
+            raise ReleaseError("--push needs --registry HOST:PORT")
+        if options.push:
+            check_registry(options.registry)
+        engine = Engine(options.engine)
+        version = read(Path.cwd()).version if options.index else wheels.one_version(options.dist)
+        built = {row: build(engine, options, row, version) for row in options.cuda}
+        # All images are built and tried before the first is pushed, and the tags that move go last.
+        names = [(built[row], tag) for row in built for tag in tags(version, row, today)] if options.push else []
+        for local, tag in sorted(names, key=lambda name: not name[1].startswith(version)):
+            remote = f"{options.registry}/{local.split(':')[0]}:{tag}"
+            engine.push(local, remote)
+            print(f"pushed {remote}")
+    except (ReleaseError, VersionError) as error:
+        sys.exit(f"docker: {error}")
+
+
+if __name__ == "__main__":
+    main()

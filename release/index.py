@@ -1,0 +1,155 @@
+"""A package index of static files: PEP 503 pages, PEP 691 JSON, and the metadata of each wheel (PEP 658)."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import requests
+from packaging.version import Version
+
+from . import ReleaseError, wheels
+
+JSON_PAGE, HTML_PAGE = "index.json", "index.html"
+META = {"api-version": "1.1"}
+STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}code{background:#eee;padding:.2em}"
+
+
+def projects(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The files of each project, as PEP 691 describes them."""
+    pages = sorted((root / "simple").glob(f"*/{JSON_PAGE}"))
+    return {page.parent.name: json.loads(page.read_text())["files"] for page in pages}
+
+
+def versions(root: Path, name: str = "cuops") -> list[Version]:
+    """The versions of a project, oldest first."""
+    return sorted({Version(file["filename"].split("-")[1]) for file in projects(root).get(name, [])})
+
+
+def add(root: Path, release: list[wheels.Wheel]) -> None:
+    """Adds the wheels of a release, all or none; the same bytes may come twice, others under one name may not."""
+    pages = projects(root)
+    taken = {file["filename"]: file["hashes"]["sha256"] for files in pages.values() for file in files}
+    for wheel in release:
+        if taken.get(wheel.path.name, wheel.sha256) != wheel.sha256:
+            raise ReleaseError(f"{wheel.path.name} is in the index with other bytes")
+    (root / "files").mkdir(parents=True, exist_ok=True)
+    for wheel in release:
+        if wheel.path.name in taken:
+            continue
+        shutil.copyfile(wheel.path, root / "files" / wheel.path.name)
+        (root / "files" / f"{wheel.path.name}.metadata").write_bytes(wheel.metadata)
+        pages.setdefault(wheel.name, []).append(
+            {
+                "filename": wheel.path.name,
+                "url": f"../../files/{wheel.path.name}",
+                "hashes": {"sha256": wheel.sha256},
+                "size": wheel.path.stat().st_size,
+                "requires-python": wheel.requires_python,
+                "core-metadata": {"sha256": hashlib.sha256(wheel.metadata).hexdigest()},
+                "yanked": False,
+                "upload-time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            }
+        )
+    write(root, pages)
+
+
+def yank(root: Path, version: str, reason: str) -> None:
+    """Marks a version of every project: pip takes it only where it is asked for by `==`."""
+    pages = projects(root)
+    hit = [file for files in pages.values() for file in files if file["filename"].split("-")[1] == version]
+    if not hit:
+        raise ReleaseError(f"the index has no version {version}")
+    for file in hit:
+        file["yanked"] = reason
+    write(root, pages)
+
+
+def prune(root: Path, keep: int) -> list[str]:
+    """Retention: removes all but the `keep` newest versions of every project; returns the versions that went."""
+    gone = {str(version) for version in versions(root)[:-keep]}
+    pages = projects(root)
+    for name, files in pages.items():
+        for file in files:
+            if file["filename"].split("-")[1] in gone:
+                (root / "files" / file["filename"]).unlink()
+                (root / "files" / f"{file['filename']}.metadata").unlink()
+        pages[name] = [file for file in files if file["filename"].split("-")[1] not in gone]
+    write(root, pages)
+    return sorted(gone, key=Version)
+
+
+def mirror(url: str, root: Path) -> None:
+    """Fetches the index published at `url` into an empty folder, each file checked; one that is not there is empty."""
+    page = requests.get(f"{url.rstrip('/')}/simple/{JSON_PAGE}", timeout=60)
+    if page.status_code == requests.codes.not_found:
+        return
+    page.raise_for_status()
+    pages = {}
+    for name in (project["name"] for project in page.json()["projects"]):
+        answer = requests.get(f"{url.rstrip('/')}/simple/{name}/{JSON_PAGE}", timeout=60)
+        answer.raise_for_status()
+        pages[name] = answer.json()["files"]
+        for file in pages[name]:
+            for suffix in ("", ".metadata"):
+                answer = requests.get(f"{url.rstrip('/')}/files/{file['filename']}{suffix}", timeout=600)
+                answer.raise_for_status()
+                (root / "files").mkdir(parents=True, exist_ok=True)
+                (root / "files" / f"{file['filename']}{suffix}").write_bytes(answer.content)
+            if wheels.sha256(root / "files" / file["filename"]) != file["hashes"]["sha256"]:
+                raise ReleaseError(f"{url}: {file['filename']} is not the file that its page describes")
+    write(root, pages)
+
+
+def write(root: Path, pages: dict[str, list[dict[str, Any]]]) -> None:
+    """Writes every page. The JSON of a project is what the next run reads, and is written last."""
+    simple = root / "simple"
+    for name, files in pages.items():
+        files.sort(key=lambda file: (Version(file["filename"].split("-")[1]), file["filename"]), reverse=True)
+        found = sorted({file["filename"].split("-")[1] for file in files}, key=Version)
+        _write(simple / name / HTML_PAGE, _html(name, [_anchor(file) for file in files]))
+        _write(
+            simple / name / JSON_PAGE,
+            json.dumps({"meta": META, "name": name, "versions": found, "files": files}, indent=1),
+        )
+    _write(simple / HTML_PAGE, _html("Simple index", [f'<a href="{name}/">{name}</a>' for name in sorted(pages)]))
+    _write(
+        simple / JSON_PAGE, json.dumps({"meta": META, "projects": [{"name": name} for name in sorted(pages)]}, indent=1)
+    )
+    newest = versions(root)
+    rows = [f'<a href="simple/{name}/">{name}</a>: {len(files)} files' for name, files in sorted(pages.items())]
+    command = "<code>pip install --pre --extra-index-url URL/simple cuops-cu121</code>"
+    text = f"<p>Newest: {newest[-1] if newest else 'none'}. To install it:</p><p>{command}</p>"
+    _write(root / HTML_PAGE, _html("cuops nightlies", rows, text))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def _anchor(file: dict[str, Any]) -> str:
+    attributes = {
+        "href": f"{file['url']}#sha256={file['hashes']['sha256']}",
+        "data-core-metadata": f"sha256={file['core-metadata']['sha256']}",
+    }
+    if file["requires-python"]:
+        attributes["data-requires-python"] = file["requires-python"]
+    if file["yanked"]:
+        attributes["data-yanked"] = str(file["yanked"])
+    listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
+    return f"<a {listed}>{file['filename']}</a> <small>{file['size'] / 1e6:.2f} MB, {file['upload-time']}</small>"
+
+
+def _html(title: str, items: list[str], text: str = "") -> str:
+    head = f'<meta charset="utf-8"><meta name="pypi:repository-version" content="1.1"><title>{title}</title>'
+    listed = "\n".join(f"<li>{item}</li>" for item in items)
+    body = f"<h1>{title}</h1>{text}\n<ul>\n{listed}\n</ul>"
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head>\n<body>{body}</body></html>\n'

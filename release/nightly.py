@@ -1,0 +1,70 @@
+"""The nightly decision, the trial of what was built, and the index that it goes to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from cuops_build.version import VersionError, read
+
+from . import ReleaseError, arguments, index, wheels
+
+KEEP = 14  # nightlies
+CHECK = "import cuops, numpy; assert cuops.rms_norm(numpy.ones((2, 8), 'f')).shape == (2, 8); print(cuops.__version__)"
+
+
+def decide(root: Path, published: Path) -> str | None:
+    """The version to build tonight, or None where the index has this commit's already, or it is a release."""
+    version = read(root).version
+    return version if "dev" in version and version not in map(str, index.versions(published)) else None
+
+
+def try_out(folder: Path, rows: list[str]) -> None:
+    """Installs each backend from the wheels in `folder` into an environment of its own, and computes with it."""
+    (version,) = {wheel.version for wheel in wheels.read_set(folder, rows)}
+    for row in rows:
+        with tempfile.TemporaryDirectory() as scratch:
+            venv.create(scratch, with_pip=True)
+            python = Path(scratch, "bin", "python")
+            subprocess.run(
+                [python, "-m", "pip", "install", "-q", "--find-links", folder, f"cuops-{row}=={version}"], check=True
+            )
+            said = subprocess.run(
+                [python, "-c", CHECK], cwd=scratch, check=True, capture_output=True, text=True
+            ).stdout.strip()
+        if said != version:
+            raise ReleaseError(f"cuops-{row} {version} says that it is {said}")
+        print(f"cuops-{row} {version} installs and computes in a clean environment")
+
+
+def main() -> None:
+    """The command line of the steps of `nox -s nightly`."""
+    parser = arguments.nightly()
+    parser.add_argument("step", choices=["decide", "add"])
+    parser.add_argument("--dist", type=Path, default=Path("dist"))
+    options = parser.parse_args()
+    try:
+        if options.step == "decide":
+            if options.mirror and not options.index.exists():
+                index.mirror(options.mirror, options.index)
+            version = decide(Path.cwd(), options.index)
+            if "GITHUB_OUTPUT" in os.environ:
+                with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
+                    file.write(f"version={version or ''}\n")
+            print(version or "")
+            return
+        try_out(options.dist, options.rows)
+        release = wheels.read_set(options.dist, options.rows)
+        index.add(options.index, release)
+        gone = index.prune(options.index, KEEP)
+        print(f"{options.index} has {release[0].version}; removed: {', '.join(gone) or 'nothing'}")
+    except (ReleaseError, VersionError) as error:
+        sys.exit(f"nightly: {error}")
+
+
+if __name__ == "__main__":
+    main()

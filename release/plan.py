@@ -1,0 +1,41 @@
+"""What CI has to do for a change: which CUDA versions there are, and whether anything but documentation changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path, PurePosixPath
+
+from cuops_build import table
+from cuops_build.version import VersionError, git
+
+from . import arguments
+
+PROSE = {".md", ".svg", ".png"}
+
+
+def only_prose(paths: list[str]) -> bool:
+    """Whether these are files that neither the wheels nor the tests are made from."""
+    return bool(paths) and all(
+        PurePosixPath(path).suffix in PROSE and not path.startswith(("packages/", "tests/")) for path in paths
+    )
+
+
+def plan(root: Path, base: str) -> dict[str, str]:
+    """The outputs of the planning job. Where the base is not known everything is done."""
+    try:
+        changed = git(root, "diff", "--name-only", f"{base}...HEAD").splitlines() if base.strip("0") else []
+    except VersionError:
+        changed = []
+    rows = list(table.read(root / "cuda.toml"))
+    return {"rows": json.dumps(rows), "code": json.dumps(not only_prose(changed))}
+
+
+if __name__ == "__main__":
+    outputs = "".join(
+        f"{name}={value}\n" for name, value in plan(Path.cwd(), arguments.plan().parse_args().base).items()
+    )
+    print(outputs, end="")
+    if "GITHUB_OUTPUT" in os.environ:
+        with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
+            file.write(outputs)

@@ -1,0 +1,147 @@
+"""The static index, as pip and a client of PEP 691 see it, and its retention."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+from pypi_simple import PyPISimple
+from small_wheels import ROWS, write_wheel
+
+from release import ReleaseError, index, nightly, serve, wheels
+
+
+@pytest.fixture
+def url(tmp_path: Path):
+    root = tmp_path / "index"
+    root.mkdir()
+    running = serve.server(root)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
+
+
+def add(root: Path, folder: Path) -> None:
+    index.add(root, wheels.read_set(folder, list(ROWS)))
+
+
+def download(url: str, *requirements: str, folder: Path) -> set[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--isolated",
+        "--no-deps",
+        "--no-cache-dir",
+        "--index-url",
+        f"{url}/simple/",
+    ]
+    subprocess.run([*command, "-d", str(folder), *requirements], check=True, capture_output=True)
+    return {path.name for path in folder.iterdir()}
+
+
+def test_pip_finds_the_newest_nightly_and_checks_its_hash(release, url, tmp_path):
+    root = tmp_path / "index"
+    for version in ("0.2.0.dev3", "0.2.0.dev12"):
+        add(root, release(version))
+    got = download(url, "--pre", "cuops", folder=tmp_path / "got")
+    assert got == {"cuops-0.2.0.dev12-py3-none-any.whl"}
+    (root / "files/cuops-0.2.0.dev12-py3-none-any.whl").write_bytes(b"not a wheel")
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        download(url, "--pre", "cuops", folder=tmp_path / "again")
+    assert b"HASH" in failure.value.stderr.upper()
+
+
+@pytest.mark.parametrize("accept", ["application/vnd.pypi.simple.v1+json", "text/html"])
+def test_both_forms_tell_the_same(release, url, tmp_path, accept):
+    root = tmp_path / "index"
+    add(root, release("0.2.0.dev3"))
+    index.yank(root, "0.2.0.dev3", "wrong & slow")
+    answer = requests.get(f"{url}/simple/cuops-cu121/", headers={"Accept": accept}, timeout=10)
+    assert answer.headers["Content-Type"] == accept
+    with PyPISimple(f"{url}/simple/") as client:
+        (package,) = client.get_project_page("cuops-cu121", accept=accept).packages
+        assert client.get_index_page(accept=accept).projects == ["cuops", "cuops-cu118", "cuops-cu121"]
+        content = client.get_package_metadata(package)
+    file = root / "files" / package.filename
+    assert package.digests == {"sha256": wheels.sha256(file)}
+    assert (package.requires_python, package.is_yanked, package.yanked_reason) == (">=3.10", True, "wrong & slow")
+    assert "Requires-Dist: cuops==0.2.0.dev3" in content
+    assert requests.get(package.url, timeout=10).content == file.read_bytes()
+
+
+def test_a_yanked_version_is_taken_only_where_it_is_asked_for(release, url, tmp_path):
+    root = tmp_path / "index"
+    for version in ("0.2.0.dev3", "0.2.0.dev4"):
+        add(root, release(version))
+    index.yank(root, "0.2.0.dev4", "wrong")
+    assert download(url, "--pre", "cuops", folder=tmp_path / "a") == {"cuops-0.2.0.dev3-py3-none-any.whl"}
+    assert download(url, "cuops==0.2.0.dev4", folder=tmp_path / "b") == {"cuops-0.2.0.dev4-py3-none-any.whl"}
+    with pytest.raises(ReleaseError, match=r"no version 9\.9"):
+        index.yank(root, "9.9", "")
+
+
+def test_people_can_read_what_is_there(release, tmp_path):
+    add(tmp_path / "index", release("0.2.0.dev3"))
+    page = (tmp_path / "index/index.html").read_text()
+    assert "Newest: 0.2.0.dev3" in page
+    assert "pip install --pre --extra-index-url" in page
+
+
+def test_retention_keeps_the_newest_of_every_project(release, tmp_path):
+    root = tmp_path / "index"
+    for number in (1, 2, 10, 11):
+        add(root, release(f"0.2.0.dev{number}"))
+    assert index.prune(root, 2) == ["0.2.0.dev1", "0.2.0.dev2"]
+    assert list(map(str, index.versions(root))) == ["0.2.0.dev10", "0.2.0.dev11"]
+    left = {path.name.removesuffix(".metadata").split("-")[1] for path in (root / "files").iterdir()}
+    assert left == {"0.2.0.dev10", "0.2.0.dev11"}
+    assert index.prune(root, 2) == []
+    assert len(json.loads((root / "simple/cuops-cu118/index.json").read_text())["files"]) == 2
+
+
+def test_the_same_wheel_may_come_twice_and_another_under_its_name_may_not(release, tmp_path):
+    root, folder = tmp_path / "index", release("0.2.0.dev3")
+    add(root, folder)
+    add(root, folder)
+    (folder / "cuops-0.2.0.dev3-py3-none-any.whl").unlink()
+    write_wheel(folder, "cuops", "0.2.0.dev3", "py3-none-any", requires="numpy")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(ReleaseError, match="other bytes"):
+        add(root, folder)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
+    root = tmp_path / "index"
+    index.mirror(url, tmp_path / "none")
+    assert index.projects(tmp_path / "none") == {}
+    add(root, release("0.2.0.dev3"))
+    index.mirror(url, tmp_path / "mirror")
+    assert index.projects(tmp_path / "mirror") == index.projects(root)
+    (root / "files/cuops-0.2.0.dev3-py3-none-any.whl").write_bytes(b"not that wheel")
+    with pytest.raises(ReleaseError, match="not the file that its page describes"):
+        index.mirror(url, tmp_path / "another")
+    assert index.projects(tmp_path / "another") == {}
+
+
+def test_a_night_with_nothing_new_builds_nothing(release, tmp_path, monkeypatch):
+    root = tmp_path / "index"
+
+    def decide(version: str) -> str | None:
+        monkeypatch.setattr(nightly, "read", lambda _: type("History", (), {"version": version}))
+        return nightly.decide(tmp_path, root)
+
+    assert decide("0.2.0.dev3") == "0.2.0.dev3"
+    add(root, release("0.2.0.dev3"))
+    assert decide("0.2.0.dev3") is None
+    assert decide("0.2.0.dev4") == "0.2.0.dev4"
+    assert decide("0.2.0") is None, "a release is no nightly"

@@ -1,0 +1,71 @@
+"""What CI does for a change, and what is said on GitHub."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from release import ReleaseError, cut, github, plan
+
+ROOT = Path(__file__).parents[2]
+RESULTS = {
+    "operator": "rms_norm",
+    "provenance": {"device": "A GPU", "commit": "abc"},
+    "sections": {"forward": {"records": [
+        {"kind": "fwd", "shape": [8, 4096], "dtype": "bfloat16", "results": {"cuops": {"us": 1.25}, "peer": {"failure": "no"}}},
+    ]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["README.md", "docs/release/making.md", "docs/train.svg"], True),
+        (["README.md", "csrc/rms_norm.cu"], False),
+        (["packages/cuops/README.md"], False),
+        (["tests/data.md"], False),
+        ([], False),
+    ],
+)
+def test_only_prose_spares_the_wheels(paths, expected):
+    assert plan.only_prose(paths) is expected
+
+
+@pytest.mark.parametrize("base", ["", "0" * 40, "no-such-commit"])
+def test_everything_is_done_where_the_base_is_not_known(base):
+    outputs = plan.plan(ROOT, base)
+    assert outputs["code"] == "true"
+    assert json.loads(outputs["rows"])[0] == "cu118"
+
+
+def test_results_become_a_table(tmp_path):
+    (tmp_path / "rms_norm.json").write_text(json.dumps(RESULTS))
+    text = github.comparison(tmp_path)
+    assert "| fwd bfloat16 8x4096 | 1.2 | - |" in text
+    assert text.startswith("### rms_norm on A GPU, commit abc")
+    with pytest.raises(ReleaseError, match="no results"):
+        github.comparison(tmp_path / "none")
+
+
+def test_notes_are_one_section_of_the_changelog():
+    text = "# Changelog\n\n## 0.2.0 (2026-01-02)\n\n- two\n\n## 0.1.0 (2026-01-01)\n\n- one\n"
+    assert cut.notes(text, "0.2.0").split() == ["##", "0.2.0", "(2026-01-02)", "-", "two"]
+    assert cut.notes(text, "0.1.0").endswith("- one\n")
+    with pytest.raises(ReleaseError, match=r"no section 0\.3\.0"):
+        cut.notes(text, "0.3.0")
+
+
+@pytest.mark.parametrize(
+    ("message", "accepted"),
+    [
+        ("feat: a thing", True), ("fix(rms_norm)!: a thing", True), ("perf: faster\n\nBREAKING CHANGE: b", True),
+        ("Merge branch 'x'", True), ("A thing", False), ("feat a thing", False), ("feet: a thing", False), ("feat:", False),
+    ],
+)  # fmt: skip
+def test_commit_messages_that_are_not_conventional_are_refused(message, accepted, tmp_path):
+    (tmp_path / "message").write_text(message)
+    command = ["cz", "check", "--allow-abort", "--commit-msg-file", str(tmp_path / "message")]
+    assert (subprocess.run(command, capture_output=True, check=False).returncode == 0) is accepted

@@ -1,0 +1,164 @@
+"""Publishing to a real index on loopback, and everything that must stop it before the first upload."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_wheels import ROWS, write_sums, write_wheel
+
+from release import ReleaseError, publish, servers, wheels
+
+NAMES = {"cuops", "cuops-cu118", "cuops-cu121"}
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TWINE_USERNAME", "test")
+    monkeypatch.setenv("TWINE_PASSWORD", "test")
+    with servers.package_index(tmp_path / "index") as address:
+        yield address
+
+
+def run(folder: Path, url: str, door: str | None = None) -> list[str]:
+    return publish.publish(folder, ["--repository-url", door or url], f"{url}/simple/", rows=list(ROWS))
+
+
+def there(url: str) -> set[str]:
+    return set(publish.published(f"{url}/simple/", NAMES))
+
+
+def test_a_release_goes_up_once_the_core_first(release, url):
+    folder = release("1.0.0")
+    done = run(folder, url)
+    assert done[0] == "cuops-1.0.0-py3-none-any.whl"
+    assert set(done) == there(url) == {path.name for path in folder.glob("*.whl")}
+    assert run(folder, url) == []
+    publish.await_all(folder, f"{url}/simple/", list(ROWS), seconds=0)
+
+
+@pytest.mark.parametrize("uploads", [0, 1, 2])
+def test_a_rerun_finishes_what_broke_in_the_middle(release, url, uploads):
+    folder = release("1.0.0")
+    with servers.jamming_door(url, uploads) as door, pytest.raises(ReleaseError, match="run the same command again"):
+        run(folder, url, door)
+    assert len(there(url)) == uploads
+    with pytest.raises(ReleaseError, match="does not show"):
+        publish.await_all(folder, f"{url}/simple/", list(ROWS), seconds=0)
+    assert len(run(folder, url)) == 3 - uploads
+    assert len(there(url)) == 3
+
+
+def spoil_bytes(folder: Path) -> None:
+    (folder / "cuops-1.0.0-py3-none-any.whl").write_bytes(b"other")
+
+
+def spoil_by_absence(folder: Path) -> None:
+    next(folder.glob("cuops_cu118*")).unlink()
+    write_sums(folder)
+
+
+def spoil_by_a_stranger(folder: Path) -> None:
+    write_wheel(folder, "cuops-cu999", "1.0.0", "py3-none-manylinux_2_17_x86_64", "cuops==1.0.0")
+    write_sums(folder)
+
+
+def spoil_by_half_a_machine(folder: Path) -> None:
+    write_wheel(folder, "cuops-cu121", "1.0.0", "py3-none-manylinux_2_17_aarch64", "cuops==1.0.0")
+    write_sums(folder)
+
+
+def spoil_versions(folder: Path) -> None:
+    write_wheel(folder, "cuops", "1.0.1", "py3-none-any")
+    write_sums(folder)
+
+
+def spoil_pin(folder: Path) -> None:
+    write_wheel(folder, "cuops-cu121", "1.0.0", "py3-none-manylinux_2_17_x86_64", "cuops>=1.0.0")
+    write_sums(folder)
+
+
+def spoil_bill(folder: Path) -> None:
+    write_wheel(folder, "cuops", "1.0.0", "py3-none-any", bill=False)
+    write_sums(folder)
+
+
+def spoil_sums(folder: Path) -> None:
+    (folder / "SHA256SUMS").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_bytes, "not the files that"),
+        (spoil_by_absence, "not the wheels of one whole release: cuops-cu118 for x86_64"),
+        (spoil_by_a_stranger, "cuops-cu999 for x86_64"),
+        (spoil_by_half_a_machine, "cuops-cu118 for aarch64"),
+        (spoil_versions, r"the wheels of one version, found 1\.0\.0, 1\.0\.1"),
+        (spoil_pin, r"does not require cuops==1\.0\.0"),
+        (spoil_bill, "0 bills of materials"),
+        (spoil_sums, "SHA256SUMS is missing"),
+    ],
+)
+def test_nothing_is_uploaded_of_a_release_that_is_not_whole(release, url, spoil, message):
+    folder = release("1.0.0")
+    spoil(folder)
+    with pytest.raises(ReleaseError, match=message):
+        run(folder, url)
+    assert there(url) == set()
+
+
+def test_metadata_that_an_index_would_refuse_stops_the_upload(release, url, monkeypatch):
+    folder = release("1.0.0")
+    path = folder / "cuops-1.0.0-py3-none-any.whl"
+    original = wheels.zipfile.ZipFile
+    write_wheel(folder, "cuops", "1.0.0", "py3-none-any")
+    with original(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with original(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(
+                name, content.replace(b"text/markdown", b"text/x-rst").replace(b"# A test", b"A\n=\n\n.. no::")
+            )
+    write_sums(folder)
+    with pytest.raises(ReleaseError, match="twine check failed"):
+        run(folder, url)
+    assert there(url) == set()
+
+
+def test_other_bytes_under_a_name_that_is_taken_stop_everything(release, url):
+    folder = release("1.0.0")
+    with servers.jamming_door(url, uploads=1) as door, pytest.raises(ReleaseError):
+        run(folder, url, door)
+    write_wheel(folder, "cuops", "1.0.0", "py3-none-any", requires="numpy")
+    write_sums(folder)
+    with pytest.raises(ReleaseError, match="with other bytes"):
+        run(folder, url)
+    assert len(there(url)) == 1
+
+
+def test_an_index_that_is_down_is_said_so(release):
+    with pytest.raises(ReleaseError, match="does not answer, so nothing is published"):
+        run(release("1.0.0"), f"http://127.0.0.1:{servers.free_port()}")
+
+
+def test_cibuildwheel_names_the_wheels_that_a_release_has():
+    command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", "linux"]
+    command += ["--config-file", "pyproject.toml", "packages/cuops-cu121"]
+    said = subprocess.run(command, cwd=wheels.ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["cp312-manylinux_x86_64", "cp312-manylinux_aarch64"]
+
+
+def test_the_bill_of_materials_is_valid_cyclonedx():
+    from cuops_build import sbom
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    bill = sbom.cyclonedx("cuops-cu121", "1.0.0", ["nvidia-cuda-nvrtc-cu12==12.1.105"])
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode()) is None
+    names = {component["name"] for component in json.loads(bill)["components"]}
+    assert names == {"nvidia-cuda-nvrtc-cu12", "apache-tvm-ffi", "ziglang"}
+    assert bill == sbom.cyclonedx("cuops-cu121", "1.0.0", ["nvidia-cuda-nvrtc-cu12==12.1.105"])
