@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wheelhouse
+from release import arguments
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -17,6 +19,14 @@ nox.options.reuse_venv = "yes"
 
 DIST = Path("dist")
 TESTED_ROW = "cu121"  # of cuda.toml, where one backend is enough
+
+
+TRAIN = {"PYTHONPATH": "build_backend"}
+
+
+def locked(session: nox.Session, name: str) -> None:
+    """Installs what a step of the release train needs, at the versions and with the hashes of requirements/."""
+    session.install("-q", "--require-hashes", "-r", f"requirements/{name}.txt")
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -61,14 +71,21 @@ def tests(session: nox.Session) -> None:
     folder = Path(session.create_tmp(), "dist")
     install_wheels(session, wheelhouse.build(session, [TESTED_ROW], folder))
     session.install(*group("test"))
+    if torch := os.environ.get("TORCH"):  # an older one that is still supported
+        session.install(f"torch=={torch}")
     toolchain = wheelhouse.toolchain(session, TESTED_ROW)
     session.run("pytest", "-m", "not gpu", f"--wheels={folder}", f"--toolchain={toolchain}", *session.posargs)
 
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build the core and all backends, or those named (-- cu118 cu121), into dist/, and check them."""
-    built = wheelhouse.build(session, session.posargs or list(wheelhouse.CUDA), DIST)
+    """Build the core and all backends, or those named (-- cu118 --machine x86_64 aarch64), into dist/; check them."""
+    options = arguments.wheels().parse_args(session.posargs)
+    if options.built:
+        built = wheelhouse.sealed(DIST)
+    else:
+        build = wheelhouse.build_in_manylinux if options.cibuildwheel else wheelhouse.build
+        built = build(session, options.rows or list(wheelhouse.CUDA), DIST, options.machine)
     session.install("-q", *group("contract"))
     session.run("pytest", "tests/test_wheels.py", f"--wheels={DIST}")
     for wheel in built:
@@ -98,3 +115,84 @@ def docs(session: nox.Session) -> None:
     """Build the documentation into site/; a warning is an error."""
     session.install("-e", "./packages/cuops", *group("docs"))
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "site", *session.posargs)
+
+
+@nox.session(python="3.10")
+def lock(session: nox.Session) -> None:
+    """Write requirements/*.txt, or those named: everything that a release is made with, pinned with hashes."""
+    session.install("-q", *group("lock"))
+    session.run("python", "-m", "release.lock", *session.posargs, env=TRAIN)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Look for known vulnerabilities in everything that requirements/ pins."""
+    session.install("-q", *group("audit"))
+    for pins in sorted(Path("requirements").glob("*.txt")):
+        session.run("pip-audit", "--strict", "--require-hashes", "--disable-pip", "-r", str(pins), *session.posargs)
+
+
+@nox.session
+def commits(session: nox.Session) -> None:
+    """Check that the messages of commits are conventional (-- A..B; by default those that main has not)."""
+    session.install("-q", *group("commits"))
+    session.run("cz", "check", "--rev-range", arguments.commits().parse_args(session.posargs).range)
+
+
+@nox.session
+def plan(session: nox.Session) -> None:
+    """Say what CI has to do for a change (-- BASE): the rows of cuda.toml, and whether only prose changed."""
+    locked(session, "release")
+    session.run("python", "-m", "release.plan", *session.posargs, env=TRAIN)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Cut a release: version and changelog from the commits, the commit and its tag (-- --push origin)."""
+    locked(session, "release")
+    session.run("python", "-m", "release.cut", *session.posargs, env=TRAIN)
+
+
+@nox.session
+def publish(session: nox.Session) -> None:
+    """Upload the wheels in dist/ to a package index (-- --index testpypi), all verified before the first."""
+    locked(session, "attest" if "--attest" in session.posargs else "release")
+    session.run("python", "-m", "release.publish", *session.posargs, env=TRAIN)
+
+
+@nox.session
+def docker(session: nox.Session) -> None:
+    """Build images with docker, podman or buildah, and try them (-- --cuda cu121 --push --registry HOST)."""
+    locked(session, "release")
+    session.run("python", "-m", "release.images", *session.posargs, env=TRAIN)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Where there are new commits: build, try and index the wheels, then the images (-- --mirror URL --images)."""
+    options = arguments.nightly().parse_args(session.posargs)
+    rows = options.rows or list(wheelhouse.CUDA)
+    locked(session, "release")
+    step = ("python", "-m", "release.nightly", "--index", str(options.index))
+    mirror = ("--mirror", options.mirror) if options.mirror else ()
+    if not (session.run(*step, *mirror, "decide", env=TRAIN, silent=True) or "").strip():
+        session.skip("nothing is new since the last nightly")
+    wheelhouse.build(session, rows, DIST, options.machine)
+    locked(session, "release")
+    session.run(*step, "add", f"--dist={DIST}", "--rows", *rows, env=TRAIN)
+    if options.images:
+        session.notify("docker", ["--cuda", *rows])
+
+
+@nox.session
+def github(session: nox.Session) -> None:
+    """Say on GitHub what was done (-- release TAG FOLDER, or -- comment PULL_REQUEST FOLDER)."""
+    locked(session, "release")
+    session.run("python", "-m", "release.github", *session.posargs, env=TRAIN)
+
+
+@nox.session
+def rehearse(session: nox.Session) -> None:
+    """Run the whole release train in a scratch clone, against an index and a registry on loopback, faults included."""
+    locked(session, "rehearse")
+    session.run("python", "-m", "release.rehearse", *session.posargs, env=TRAIN)
