@@ -62,7 +62,10 @@ def lint(session: nox.Session) -> None:
 def regenerate(session: nox.Session) -> None:
     """Write every file that derives from cuda.toml."""
     session.install(*nox.project.load_toml("packages/cuops/pyproject.toml")["build-system"]["requires"])
-    session.run("python", "-m", "cuops_build.regenerate", *session.posargs, env={"PYTHONPATH": "build_backend"})
+    session.run("python", "-m", "cuops_build.regenerate", *session.posargs, env=TRAIN)
+    if "--check" not in session.posargs:
+        session.install("-q", *group("lock"))
+        session.run("python", "-m", "release.lock", "--toolchains", env=TRAIN)
 
 
 @nox.session

@@ -43,16 +43,17 @@ def pins(path: Path) -> dict[str, str]:
     return {requirement.name: str(requirement.specifier)[2:] for requirement in map(Requirement, lines)}
 
 
-def check() -> int:
-    """Prints what should be pinned and is not, or at a version that does not fit; returns how much."""
-    count = 0
+def stale() -> list[str]:
+    """Prints what should be pinned and is not, or at a version that does not fit; returns the files."""
+    found = []
     for name, wanted in inputs().items():
-        pinned = pins(FOLDER / f"{name}.txt") if (FOLDER / f"{name}.txt").exists() else {}
+        path = FOLDER / f"{name}.txt"
+        pinned = pins(path) if path.exists() else {}
         for requirement in map(Requirement, wanted):
             if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier:
                 print(f"requirements/{name}.txt does not have {requirement}: nox -s lock -- {name}")
-                count += 1
-    return count
+                found.append(name)
+    return list(dict.fromkeys(found))
 
 
 def main(names: list[str]) -> None:
@@ -87,4 +88,9 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if check() else 0) if sys.argv[1:] == ["--check"] else main(sys.argv[1:])
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(1 if stale() else 0)
+    if sys.argv[1:] == ["--toolchains"]:  # which are the same for every Python
+        wanted_toolchains = [name for name in stale() if name.startswith("cuops-")]
+        sys.exit(main(wanted_toolchains) if wanted_toolchains else 0)
+    main(sys.argv[1:])
