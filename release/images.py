@@ -71,23 +71,11 @@ class Engine:
         """Builds an image whose files and history carry the time `epoch`, as far as the engine can."""
         options = [f"--build-arg={name}={value}" for name, value in values.items()]
         options += [f"--label={name}={value}" for name, value in labels.items()]
-        if self.name == "docker":
-            self.environment["SOURCE_DATE_EPOCH"] = epoch
-            self.run(
-                "buildx",
-                "build",
-                "--output=type=docker,rewrite-timestamp=true",
-                *options,
-                "-f",
-                str(file),
-                "-t",
-                tag,
-                str(context),
-            )
+        common = (*options, "-f", str(file), "-t", tag, str(context))
+        if self.name == "docker":  # which cannot set the times of files
+            self.run("buildx", "build", "--load", f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *common)
         else:
-            self.run(
-                "build", f"--timestamp={epoch}", "--network=host", *options, "-f", str(file), "-t", tag, str(context)
-            )
+            self.run("build", f"--timestamp={epoch}", "--network=host", *common)
 
     def inside(self, tag: str, *command: str) -> str:
         """What a command prints inside an image."""
@@ -171,7 +159,9 @@ def build(engine: Engine, options: argparse.Namespace, row: str, version: str) -
         for path in options.dist.glob("*.whl") if not options.index else ():
             shutil.copy2(path, Path(context, "dist"))
         engine.build(root / FILES[options.image], Path(context), tag, values, labels, epoch)
-    if options.image == "runtime":
+    if options.image == "dev":
+        print(engine.inside(tag, "nox", "--version"))
+    else:
         print(engine.inside(tag, *DOCTOR))
         said = engine.inside(tag, *TRIAL).splitlines()[-1]
         if said != version:

@@ -1,0 +1,106 @@
+"""Cutting a release: version, changelog, commit and tag, together or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cuops_build.version import VersionError, git, read
+
+from release import ReleaseError, cut
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch) -> Path:
+    """A clone with an origin, one release and a fix since."""
+    origin, path = tmp_path / "origin.git", tmp_path / "clone"
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "A test")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "test@localhost")
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch=main", str(origin))
+    git(tmp_path, "clone", "--quiet", str(origin), str(path))
+    git(path, "checkout", "--quiet", "-B", "main")
+    shutil.copy(ROOT / "cliff.toml", path)
+    git(path, "add", ".")
+    git(path, "commit", "--quiet", "-m", "feat: a start")
+    git(path, "tag", "v0.3.0")
+    git(path, "commit", "--quiet", "--allow-empty", "-m", "fix(nn): a fault")
+    git(path, "push", "--quiet", "origin", "main", "v0.3.0")
+    monkeypatch.chdir(path)
+    return path
+
+
+def state(clone: Path) -> list[str]:
+    """All that cutting a release may change."""
+    return [
+        *(git(where, "for-each-ref") for where in (clone, clone.parent / "origin.git")),
+        git(clone, "status", "--porcelain"),
+    ]
+
+
+def test_version_changelog_and_tag_agree_here_and_at_the_origin(clone):
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
+    assert read(clone).version == "0.3.1"
+    assert "- **nn**: a fault" in cut.notes((clone / "CHANGELOG.md").read_text(), "0.3.1")
+    assert "- a start" in cut.notes((clone / "CHANGELOG.md").read_text(), "0.3.0")
+    origin = clone.parent / "origin.git"
+    assert (
+        git(origin, "rev-parse", "v0.3.1^{commit}")
+        == git(origin, "rev-parse", "main")
+        == git(clone, "rev-parse", "HEAD")
+    )
+    assert git(clone, "show", "--name-only", "--format=%s").split("\n\n") == [
+        "chore(release): v0.3.1",
+        "CHANGELOG.md\n",
+    ]
+
+
+def test_a_higher_version_may_be_given_and_a_lower_one_not(clone):
+    with pytest.raises(ReleaseError, match=r"v0\.2\.9 does not follow from the commits, which lead to v0\.3\.1"):
+        cut.cut(clone, "0.2.9", None)
+    with pytest.raises(ReleaseError, match="does not follow"):
+        cut.cut(clone, "1.0", None)
+    assert cut.cut(clone, "1.0.0", None) == "v1.0.0"
+
+
+def test_there_has_to_be_something_to_release(clone):
+    cut.cut(clone, "", None)
+    with pytest.raises(ReleaseError, match="tagged already"):
+        cut.cut(clone, "", None)
+
+
+def test_a_dirty_tree_is_left_as_it_is(clone):
+    (clone / "cliff.toml").write_text("")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match="not committed"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+
+
+def test_a_tag_that_exists_at_the_origin_is_not_moved(clone):
+    elsewhere = git(clone, "commit-tree", "HEAD^{tree}", "-m", "chore: elsewhere").strip()
+    git(clone, "push", "--quiet", "origin", f"{elsewhere}:refs/tags/v0.3.1")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=r"v0\.3\.1 exists and is never moved"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+
+
+@pytest.mark.parametrize("fault", ["a hook", "a commit that is not here"])
+def test_nothing_stays_behind_after_a_push_that_was_refused(clone, fault):
+    origin = clone.parent / "origin.git"
+    if fault == "a hook":
+        (origin / "hooks/pre-receive").write_text("#!/bin/sh\nexit 1\n")
+        (origin / "hooks/pre-receive").chmod(0o755)
+    else:
+        elsewhere = git(clone, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "fix: meanwhile").strip()
+        git(clone, "push", "--quiet", "origin", f"{elsewhere}:refs/heads/main")
+        git(clone, "fetch", "--quiet", "origin")
+    before = state(clone)
+    with pytest.raises(VersionError, match="push --atomic"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+    assert not (clone / "CHANGELOG.md").exists()
