@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,3 +30,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     import torch
 
     return torch.device(request.param)
+
+
+@pytest.fixture
+def run_python() -> Callable[[str], str]:
+    """Runs code in a process of its own and returns what it prints."""
+
+    def run(code: str) -> str:
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

@@ -20,7 +20,8 @@ gpu = pytest.mark.gpu
 def definition(x, weight=None, bias=None, eps=1e-6, *, residual=None, weight_offset=0.0, dims=1):
     """(y, h, rstd) in the extended precision of NumPy's longdouble."""
     x, weight, bias, residual = (
-        None if a is None else a.detach().cpu().double().numpy().astype(np.longdouble) for a in (x, weight, bias, residual)
+        None if a is None else a.detach().cpu().double().numpy().astype(np.longdouble)
+        for a in (x, weight, bias, residual)
     )
     h = x if residual is None else x + residual
     axes = tuple(range(h.ndim - dims, h.ndim))
@@ -55,7 +56,17 @@ SHAPES = [
     (1,), (7,), (3, 1), (5, 8), (4, 33), (2, 3, 64), (9, 100), (3, 127), (17, 128), (2, 2, 2, 256), (6, 1000), (3, 1024), (2, 1025),
     (3, 4096), (2, 4097), (1, 8192), (2, 16384),
 ]  # fmt: skip
-WIDE = [(2, 32768), (3, 32769), (2, 65536), (1, 131072), (2, 131073), (1, 262144), (1, 262147), (1, 1048576), (1, 1048579)]
+WIDE = [
+    (2, 32768),
+    (3, 32769),
+    (2, 65536),
+    (1, 131072),
+    (2, 131073),
+    (1, 262144),
+    (1, 262147),
+    (1, 1048576),
+    (1, 1048579),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,7 +85,9 @@ def test_agrees_with_the_definition_on_wide_rows(shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [8, 33, 1000, 4096])
-@pytest.mark.parametrize(("with_weight", "with_bias", "with_residual"), list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize(
+    ("with_weight", "with_bias", "with_residual"), list(itertools.product([False, True], repeat=3))
+)
 def test_every_combination_of_arguments(n, dtype, with_weight, with_bias, with_residual, device):
     x = make((5, n), dtype, device)
     weight = make((n,), dtype, device, 1) if with_weight else None
@@ -86,14 +99,23 @@ def test_every_combination_of_arguments(n, dtype, with_weight, with_bias, with_r
     if with_residual:
         assert torch.equal(h, (x.double() + residual.double()).to(dtype))
     want, _, rstd = definition(h, weight, bias, 1e-3, weight_offset=1.0)
-    assert_close(got[0], want, n, terms=0 if bias is None else np.abs(definition(h, weight, None, 1e-3, weight_offset=1.0)[0]) + 1)
+    assert_close(
+        got[0],
+        want,
+        n,
+        terms=0 if bias is None else np.abs(definition(h, weight, None, 1e-3, weight_offset=1.0)[0]) + 1,
+    )
     assert got[-1].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_close(got[-1], rstd, n)
 
 
 @pytest.mark.parametrize(("dtype", "weight_dtype"), list(itertools.product(DTYPES, DTYPES)), ids=str)
 def test_weights_may_have_another_dtype(dtype, weight_dtype, device):
-    x, weight, bias = make((3, 264), dtype, device), make((264,), weight_dtype, device, 1), make((264,), weight_dtype, device, 2)
+    x, weight, bias = (
+        make((3, 264), dtype, device),
+        make((264,), weight_dtype, device, 1),
+        make((264,), weight_dtype, device, 2),
+    )
     y = cuops.rms_norm(x, weight, bias)
     assert y.dtype == dtype
     # A float64 weight takes part as float32 beside 16 and 32 bits, as the sums do.
@@ -116,7 +138,10 @@ def test_out_dtype_is_the_dtype_of_y(n, dtype, out_dtype, device):
 @pytest.mark.parametrize("normalized_shape", [(6,), (5, 6), (4, 5, 6)])
 @pytest.mark.parametrize("with_weight", [False, True])
 def test_several_trailing_dimensions(normalized_shape, with_weight, device):
-    x, weight = make((3, 4, 5, 6), device=device), make(normalized_shape, device=device, seed=1) if with_weight else None
+    x, weight = (
+        make((3, 4, 5, 6), device=device),
+        make(normalized_shape, device=device, seed=1) if with_weight else None,
+    )
     y, rstd = cuops.rms_norm(x, weight, normalized_shape=normalized_shape, return_rstd=True)
     want, _, want_rstd = definition(x, weight, dims=len(normalized_shape))
     assert_close(y, want, 120)
@@ -248,6 +273,60 @@ def test_numpy_arrays(shape, dtype):
         assert_close(torch.from_numpy(np.ascontiguousarray(writable)), want, shape[-1])
 
 
+OUTPUTS = {
+    "contiguous": lambda shape, dtype: np.zeros(shape, dtype),
+    "in columns": lambda shape, dtype: np.zeros(shape, dtype, order="F"),
+    "every second": lambda shape, dtype: np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", OUTPUTS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(33,), (5, 33), (2, 3, 64), (0, 8)], ids=str)
+def test_out_is_written_and_returned(shape, dtype, layout):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    want = cuops.rms_norm(x, out_dtype=dtype)
+    out = OUTPUTS[layout](shape, dtype)
+    assert cuops.rms_norm(x, out=out, out_dtype=dtype) is out
+    assert np.array_equal(out, want)
+    got = cuops.rms_norm(x, out=out, out_dtype=dtype, residual=x, normalized_shape=shape, return_rstd=True)
+    assert got[0] is out
+    assert np.array_equal(out, cuops.rms_norm(2 * x, normalized_shape=shape, out_dtype=dtype))
+
+
+@pytest.mark.parametrize("overlap", ["x", "a row on", "residual", "weight"])
+def test_out_may_overlap_the_inputs(overlap):
+    base = np.random.default_rng(0).standard_normal((7, 8)).astype(np.float32)
+    x, residual, weight = base[1:5], np.arange(32, dtype=np.float32).reshape(4, 8), np.arange(8, dtype=np.float32)
+    whole = np.arange(32, dtype=np.float32).reshape(4, 8)
+    weight = whole[2] if overlap == "weight" else weight
+    out = {"x": x, "a row on": base[2:6], "residual": residual, "weight": whole}[overlap]
+    want = cuops.rms_norm(x, weight), cuops.rms_norm(x, weight, residual=residual)[0]
+    if overlap == "residual":
+        cuops.rms_norm(x, weight, residual=residual, out=out)
+    else:
+        cuops.rms_norm(x, weight, out=out)
+    assert np.array_equal(out, want[overlap == "residual"])
+
+
+def test_bad_out_is_refused_by_name(device):
+    x, fixed = np.ones((2, 4), np.float32), np.ones((2, 4), np.float32)
+    fixed.flags.writeable = False
+    assert_refused(
+        [
+            ("out", TypeError, lambda: cuops.rms_norm(x, out=[[0.0] * 4] * 2)),
+            ("out", TypeError, lambda: cuops.rms_norm(x, out=torch.ones(2, 4))),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=np.ones((4, 2), np.float32))),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=np.ones((2, 4)))),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=x, out_dtype=np.float16)),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=fixed)),
+        ],
+        x,
+    )
+    tensor = torch.ones(2, 4, device=device)
+    assert_refused([("out", TypeError, lambda out=out: cuops.rms_norm(tensor, out=out)) for out in (tensor, x)], tensor)
+
+
 @gpu
 def test_numpy_arrays_on_the_gpu():
     test_numpy_arrays((4096, 2048), np.float32)
@@ -347,7 +426,10 @@ def test_bad_x_is_refused(x, device):
 
 @gpu
 def test_tensors_on_two_devices_are_refused():
-    for x, weight in ((torch.ones(2, 4, device="cuda"), torch.ones(4)), (torch.ones(2, 4), torch.ones(4, device="cuda"))):
+    for x, weight in (
+        (torch.ones(2, 4, device="cuda"), torch.ones(4)),
+        (torch.ones(2, 4), torch.ones(4, device="cuda")),
+    ):
         with pytest.raises(ValueError, match="^weight: expected a tensor on x's device"):
             cuops.rms_norm(x, weight)
 
@@ -356,7 +438,9 @@ GRADIENT_SHAPES = [(3, 5), (40, 64), (7, 1000), (33, 1024), (5, 4096), (3, 4097)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [*GRADIENT_SHAPES, pytest.param((9, 40000), marks=gpu), pytest.param((3, 131072), marks=gpu)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*GRADIENT_SHAPES, pytest.param((9, 40000), marks=gpu), pytest.param((3, 131072), marks=gpu)], ids=str
+)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_gradients_agree_with_the_definition(shape, with_bias, dtype, device):
     n = shape[-1]
@@ -398,7 +482,11 @@ def test_compiles_into_one_graph(dynamic, device):
         return cuops.rms_norm(y * 2, weight) + h
 
     for rows in (3, 5):
-        x, weight, residual = make((rows, 64), device=device), make((64,), device=device), make((rows, 64), device=device)
+        x, weight, residual = (
+            make((rows, 64), device=device),
+            make((64,), device=device),
+            make((rows, 64), device=device),
+        )
         y, h = cuops.rms_norm(x, weight, residual=residual)
         torch.testing.assert_close(layer(x, weight, residual), cuops.rms_norm(y * 2, weight) + h)
 
@@ -521,7 +609,9 @@ def test_jax_arrays_come_back_as_jax_arrays():
     assert np.array_equal(np.asarray(got, np.float32), want.float().cpu().numpy())
 
 
-@pytest.mark.parametrize(("with_weight", "with_bias", "with_residual"), list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize(
+    ("with_weight", "with_bias", "with_residual"), list(itertools.product([False, True], repeat=3))
+)
 def test_gradients(with_weight, with_bias, with_residual, device):
     x = make((3, 5), torch.float64, device).requires_grad_()
     others = [

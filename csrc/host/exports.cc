@@ -49,6 +49,26 @@ tvm::ffi::Tensor empty(tvm::ffi::Shape shape, DLDataType dtype, int64_t device) 
   return tvm::ffi::Tensor::FromNDAlloc(DeviceAllocator(), shape, dtype, DLDevice{kDLCUDA, static_cast<int>(device)});
 }
 
+// Page-locked for every context of the process; the driver wants one to be current, whichever.
+struct PinnedAllocator {
+  void AllocData(DLTensor* tensor) {
+    const ContextGuard context(0);
+    check(driver().MemHostAlloc(&tensor->data, tvm::ffi::GetDataSize(*tensor), 1), "cuMemHostAlloc");
+  }
+  void FreeData(DLTensor* tensor) {
+    try {
+      const ContextGuard context(0);
+      driver().MemFreeHost(tensor->data);
+    } catch (const tvm::ffi::Error&) {
+      // As for the memory on the device.
+    }
+  }
+};
+
+tvm::ffi::Tensor pinned_empty(int64_t bytes) {
+  return tvm::ffi::Tensor::FromNDAlloc(PinnedAllocator(), {bytes}, DLDataType{kDLUInt, 8, 1}, DLDevice{kDLCUDAHost, 0});
+}
+
 // Waits for the work of this library's calls on the default stream of a GPU.
 void synchronize(int64_t device) {
   const ContextGuard context(static_cast<int>(device));
@@ -61,4 +81,5 @@ void synchronize(int64_t device) {
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe_images, cuops::describe_images);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rows_are_readable, cuops::rows_are_readable);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(empty, cuops::empty);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(pinned_empty, cuops::pinned_empty);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(synchronize, cuops::synchronize);

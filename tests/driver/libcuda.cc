@@ -26,7 +26,7 @@ struct Context {
 Context contexts[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 thread_local Context* stack[64];
 thread_local int depth = 0;
-int64_t allocated = 0, most_allocated = 0;
+int64_t allocated = 0, most_allocated = 0, pinned_blocks = 0;
 constexpr int kInvalidValue = 1, kInvalidContext = 201;
 
 int setting(const char* name, int otherwise) {
@@ -112,6 +112,7 @@ int find_function(void** function, const char* name) {
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_context_depth() { return depth; }
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_allocated() { return allocated; }
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_most_allocated() { return most_allocated; }
+extern "C" __attribute__((visibility("default"))) int64_t stand_in_pinned_blocks() { return pinned_blocks; }
 
 DRIVER(cuInit, unsigned) {
   MAY_FAIL;
@@ -221,12 +222,16 @@ DRIVER(cuMemFree_v2, void* at) {
 }
 DRIVER(cuMemHostAlloc, void** at, size_t bytes, unsigned) {
   MAY_FAIL;
+  if (depth == 0) return kInvalidContext;
   *at = malloc(bytes);
+  __atomic_add_fetch(&pinned_blocks, 1, __ATOMIC_SEQ_CST);
   return 0;
 }
 DRIVER(cuMemFreeHost, void* at) {
   MAY_FAIL;
+  if (depth == 0) return kInvalidContext;
   free(at);
+  __atomic_sub_fetch(&pinned_blocks, 1, __ATOMIC_SEQ_CST);
   return 0;
 }
 DRIVER(cuMemcpyHtoDAsync_v2, void* to, const void* from, size_t bytes, void*) {

@@ -1,9 +1,10 @@
 """CUDA operators for PyTorch and NumPy: RMSNorm at the speed of memory."""
 
 from . import errors
+from .pinned import pinned_empty
 from .rms_norm import rms_norm, rms_norm_
 
-__all__ = ["errors", "rms_norm", "rms_norm_"]
+__all__ = ["errors", "pinned_empty", "rms_norm", "rms_norm_"]
 
 
 def __getattr__(name: str) -> object:
@@ -11,4 +12,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("cuops")
+    if name == "nn":  # PyTorch's modules, imported when they are asked for
+        import importlib
+
+        return importlib.import_module(".nn", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

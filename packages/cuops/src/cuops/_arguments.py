@@ -26,7 +26,7 @@ def is_ndarray(value: Any) -> bool:
 
 def dtype_name(dtype: Any) -> str:
     """float32 for torch.float32, numpy.float32 and the like."""
-    return TORCH_DTYPES.get(dtype) or str(dtype)
+    return TORCH_DTYPES.get(dtype) or (dtype.__name__ if isinstance(dtype, type) else str(dtype))
 
 
 def accumulator(dtype_name: str) -> str:

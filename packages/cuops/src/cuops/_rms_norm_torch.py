@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _backend, reference
 
@@ -139,10 +140,14 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     with torch.enable_grad():
         outputs = _bwd_plain(*tensors, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
     inputs = [t for t in tensors if t is not None]
-    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None and output.requires_grad]
+    pairs = [
+        (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None and output.requires_grad
+    ]
     found: Any = iter([None] * len(inputs))
     if pairs:
-        found = iter(torch.autograd.grad([output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True))
+        found = iter(
+            torch.autograd.grad([output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True)
+        )
     return *[None if t is None else next(found) for t in tensors], None, None, None
 
 
@@ -172,7 +177,19 @@ def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
         and (bias is None or type(bias) in PLAIN)
         and _modes() == 0
         and _peek() is None
+        and forward_ad._current_level < 0
     )
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is at work."""
+    return _peek() is not None or forward_ad._current_level >= 0
+
+
+def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    """The operator, and where transforms are at work its formula, all of whose parts they know."""
+    forward = _fwd_plain if _is_transformed() else torch.ops.cuops.rms_norm_fwd
+    return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
 
 
 def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]

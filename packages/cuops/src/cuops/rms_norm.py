@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_torch import direct, is_direct
+    from ._rms_norm_torch import direct, forward_torch, is_direct
 else:
 
     def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
@@ -28,6 +29,7 @@ def rms_norm(
     normalized_shape: int | Sequence[int] | None = None,
     out_dtype: Any = None,
     return_rstd: bool = False,
+    out: Any = None,
 ) -> Any:
     """Root mean square layer normalisation of the last dimensions of x.
 
@@ -49,6 +51,8 @@ def rms_norm(
         normalized_shape: the last dimensions to normalise; by default weight's shape, or the last dimension.
         out_dtype: y's dtype; x's by default.
         return_rstd: whether to return 1 / sqrt(mean(h^2) + eps) too.
+        out: for NumPy, an array of x's shape and y's dtype that y is written into, and that is returned as y. It may have
+            any strides and overlap the inputs. `cuops.pinned_empty` makes one that the GPU writes at full speed.
 
     Returns:
         y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in x's dtype. With return_rstd,
@@ -61,7 +65,13 @@ def rms_norm(
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
     """
-    if normalized_shape is None and out_dtype is None and not return_rstd and is_direct(x, residual, weight, bias):
+    if (
+        normalized_shape is None
+        and out_dtype is None
+        and not return_rstd
+        and out is None
+        and is_direct(x, residual, weight, bias)
+    ):
         try:
             return direct(x, residual, weight, bias, eps, weight_offset)
         except errors.CuopsError:
@@ -71,13 +81,18 @@ def rms_norm(
 
     dims = _check(x, weight, bias, residual, eps, weight_offset, normalized_shape, out_dtype)
     arrays = [None if a is None else _flat(a, dims) for a in (x, residual, weight, bias)]
-    forward: Any = _fwd_numpy if _arguments.is_ndarray(x) else _fwd_dlpack
-    if _arguments.is_tensor(x):
-        forward = torch.ops.cuops.rms_norm_fwd
+    if out is not None:
+        _check_out(out, x, out_dtype)
+    in_place = out is not None and _may_be_written_early(out, x, residual, weight, bias)
+    forward: Any = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None)
+    if not _arguments.is_ndarray(x):
+        forward = forward_torch if _arguments.is_tensor(x) else _fwd_dlpack
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
+    if out is not None and not in_place:
+        out[...] = y.reshape(x.shape)
     if dims > 1:
         y, h = y.reshape(x.shape), h if residual is None else h.reshape(x.shape)
-    results = (y, *(() if residual is None else (h,)), *((rstd,) if return_rstd else ()))
+    results = (y if out is None else out, *(() if residual is None else (h,)), *((rstd,) if return_rstd else ()))
     return results[0] if len(results) == 1 else results
 
 
@@ -132,6 +147,27 @@ def _check(
             raise ValueError(f"{name}: expected the normalized shape {shape}, got {tuple(parameter.shape)}")
         _arguments.trailing_shape(name, shape, x)
     return len(shape) if shape else 1
+
+
+def _check_out(out: Any, x: Any, out_dtype: Any) -> None:
+    """Raises what the documentation of `rms_norm` says of `out`."""
+    if not _arguments.is_ndarray(out) or not _arguments.is_ndarray(x):
+        got = f"{type(out).__qualname__} with a {type(x).__qualname__}"
+        raise TypeError(f"out: expected a numpy.ndarray, with x a numpy.ndarray, got a {got}")
+    dtype = _arguments.dtype_name(out_dtype or x.dtype)
+    if out.shape != x.shape or _arguments.dtype_name(out.dtype) != dtype:
+        raise ValueError(f"out: expected shape {x.shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out: expected a writable array, got a read-only one")
+
+
+def _may_be_written_early(out: Any, x: Any, *others: Any) -> bool:
+    """Whether rows of `out` may be written before the last ones of the inputs are read."""
+    import numpy as np
+
+    is_x = out.ctypes.data == x.ctypes.data and out.strides == x.strides and out.dtype == x.dtype
+    inputs = [a for a in (None if is_x else x, *others) if a is not None]
+    return bool(out.flags.c_contiguous) and not any(np.may_share_memory(out, a) for a in inputs)
 
 
 def _flat(a: Any, dims: int) -> Any:

@@ -1,0 +1,69 @@
+"""NumPy arrays in page-locked memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cuops
+import numpy as np
+import pytest
+from installation import Installation
+
+LIFE = """
+    import ctypes, gc, cuops, numpy
+    driver = ctypes.CDLL("libcuda.so.1")
+    array = cuops.pinned_empty((3, 40), "float32")
+    assert array.shape == (3, 40) and array.dtype == "float32" and array.flags.c_contiguous and array.flags.writeable
+    assert driver.stand_in_pinned_blocks() == 1
+    array[...] = numpy.arange(120).reshape(3, 40)
+    view = array[1:, ::2]
+    del array
+    gc.collect()
+    assert driver.stand_in_pinned_blocks() == 1  # the view keeps the memory
+    assert view.tolist() == numpy.arange(120).reshape(3, 40)[1:, ::2].tolist()
+    del view
+    gc.collect()
+    assert driver.stand_in_pinned_blocks() == 0
+    assert cuops.pinned_empty(5).shape == (5,) and cuops.pinned_empty(5).dtype == "float64"
+    assert cuops.pinned_empty((2, 0, 3)).shape == (2, 0, 3)
+    assert driver.stand_in_pinned_blocks() == 0
+    assert driver.stand_in_context_depth() == 0
+    kept = cuops.pinned_empty(7)  # to be freed with the process
+"""
+
+
+def test_memory_lives_as_long_as_its_last_view(installation: Installation, driver: Path):
+    done = installation.run(LIFE, LIBRARIES=driver)
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_cannot_be_locked_is_an_error(installation: Installation, driver: Path):
+    done = installation.run("import cuops; cuops.pinned_empty(5)", LIBRARIES=driver, STAND_IN_FAIL="cuMemHostAlloc=2")
+    assert "cuops.errors.CudaError: cuMemHostAlloc failed with CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
+
+
+def test_no_gpu_is_an_error(installation: Installation):
+    done = installation.run("import cuops; cuops.pinned_empty(5)")
+    assert "cuops.errors.DriverNotFoundError: there is no NVIDIA driver" in done.stderr
+
+
+def test_bad_arguments_are_refused_by_name():
+    for argument, call in [
+        ("shape", lambda: cuops.pinned_empty(-1)),
+        ("shape", lambda: cuops.pinned_empty((2, -3))),
+        ("shape", lambda: cuops.pinned_empty((2, 1.5))),
+        ("dtype", lambda: cuops.pinned_empty(2, object)),
+    ]:
+        with pytest.raises(ValueError, match=f"^{argument}: expected "):
+            call()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_the_gpu_reads_and_writes_page_locked_arrays(dtype):
+    x, out = cuops.pinned_empty((2000, 1024), dtype), cuops.pinned_empty((2000, 1024), dtype)
+    x[...] = np.random.default_rng(0).standard_normal(x.shape)
+    want = cuops.rms_norm(x.copy())
+    assert cuops.rms_norm(x, out=out) is out
+    assert np.array_equal(out, want)
+    assert np.array_equal(cuops.rms_norm_(x), want)
