@@ -11,6 +11,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["cuda-versions.md"]  # installing.md includes it
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+autodoc_mock_imports = ["torch"]  # the site needs its names alone
 autodoc_typehints = "none"  # the docstrings name what is accepted
 napoleon_google_docstring = True
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Formula:
-    """How a module class computes RMSNorm of its last dimensions, with `weight` (and `bias`) as the names of its parameters.
+    """How a module class computes RMSNorm; its parameters are called `weight` and, where there is one, `bias`.
 
     Args:
         eps: the name of the attribute with eps.
         weight_offset: what is added to the weight, or the name of the attribute with it.
-        y_dtype: ``x``, that of x; ``promoted``, that of weight * x; ``t5``, weight's where that has 16 bits, else at least float32.
+        y_dtype: ``x``, that of x; ``promoted``, that of weight * x; ``t5``, weight's where that has 16 bits, else
+            at least float32.
     """
 
     eps: str = "eps"

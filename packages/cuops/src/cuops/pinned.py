@@ -14,9 +14,9 @@ from . import _backend, _driver, errors
 def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
     """A NumPy array in page-locked memory, not initialised, as `numpy.empty` makes one in ordinary memory.
 
-    `cuops.rms_norm` and `cuops.rms_norm_` copy such arrays to and from the GPU at the full speed of PCIe. Locking takes longer
-    than a copy and takes memory from the rest of the machine: make such an array once and use it often. The memory
-    is freed with the last array that views it.
+    `cuops.rms_norm` and `cuops.rms_norm_` copy such arrays to and from the GPU at the full speed of PCIe. Locking takes
+    longer than a copy, and takes memory from the rest of the machine: make such an array once and use it often. The
+    memory is freed with the last array that views it.
 
     Args:
         shape: an int or a sequence of ints, each at least 0.
@@ -32,7 +32,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise ValueError(f"dtype: expected numbers, got {dtype}")
-    sizes = (shape,) if isinstance(shape, numbers.Integral) else tuple(shape)
+    sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if not all(isinstance(size, numbers.Integral) and size >= 0 for size in sizes):
         raise ValueError(f"shape: expected integers of at least 0, got {shape}")
     size = math.prod(sizes) * dtype.itemsize

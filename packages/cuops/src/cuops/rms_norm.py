@@ -51,8 +51,8 @@ def rms_norm(
         normalized_shape: the last dimensions to normalise; by default weight's shape, or the last dimension.
         out_dtype: y's dtype; x's by default.
         return_rstd: whether to return 1 / sqrt(mean(h^2) + eps) too.
-        out: for NumPy, an array of x's shape and y's dtype that y is written into, and that is returned as y. It may have
-            any strides and overlap the inputs. `cuops.pinned_empty` makes one that the GPU writes at full speed.
+        out: for NumPy, an array of x's shape and y's dtype that y is written into, and that is returned as y. It may
+            have any strides and overlap the inputs. `cuops.pinned_empty` makes one that the GPU writes at full speed.
 
     Returns:
         y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in x's dtype. With return_rstd,
