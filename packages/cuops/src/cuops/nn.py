@@ -16,7 +16,7 @@ import torch
 
 EPS_OF_FLOAT32, EPS_OF_FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 # Since then, CUDA's autocast runs torch.nn.functional.rms_norm in float32.
-AUTOCAST_TO_FLOAT32 = torch.torch_version.TorchVersion(torch.__version__) >= (2, 12)
+AUTOCAST_TO_FLOAT32 = torch.__version__ >= (2, 12)
 
 
 class RMSNorm(torch.nn.RMSNorm):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
     if dtype.hasobject:
         raise ValueError(f"dtype: expected numbers, got {dtype}")
     sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not all(isinstance(size, numbers.Integral) and size >= 0 for size in sizes):
+    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
         raise ValueError(f"shape: expected integers of at least 0, got {shape}")
     size = math.prod(sizes) * dtype.itemsize
     if not _driver.gpus():
