@@ -16,16 +16,16 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-enum Variant { kPlain, kGeneral, kUnaligned };
+enum Variant { kPlain, kGeneral, kAny };
 
 Kernel& fwd_kernel(DType dtype, int resident, Variant variant) {
   struct Table {
     Kernel* at[4][9][3];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_plain", "_general", "_unaligned"};
+      constexpr const char* suffixes[] = {"_plain", "_general", "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < 9; ++k)
-          for (Variant v : {kPlain, kGeneral, kUnaligned})
+          for (Variant v : {kPlain, kGeneral, kAny})
             at[t][k][v] = new Kernel("rms_norm", std::string("rms_norm_fwd_") + name_of(t) + "_" + std::to_string(k) + suffixes[v]);
     }
   };
@@ -44,24 +44,24 @@ struct Plan {
 Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Hardware& hw) {
   const unsigned blocks = static_cast<unsigned>(rows);
   if (variant == kPlain) {
-    if (windows <= 32) {
+    const unsigned resident = hw.capability >= 90 ? 1 : 2;
+    if (windows <= 32 * resident && windows <= 32) {
       unsigned lanes = 1;
-      while (lanes < windows) lanes *= 2;
+      while (lanes * resident < windows) lanes *= 2;
       const unsigned rows_a_block = 128 / lanes;
-      return {1, kPlain, {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
+      return {static_cast<int>(resident), kPlain, {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
     }
     if (windows <= 512) return {2, kPlain, {blocks, threads_for(windows, 2)}};
     if (windows <= 2048) return {4, kPlain, {blocks, threads_for(windows, 4)}};
     for (unsigned cluster = 2; hw.clusters && cluster <= 8; cluster *= 2)
       if (windows <= 2048 * cluster) return {8, kPlain, {blocks * cluster, threads_for(windows, 8 * cluster), 1, cluster}};
-    variant = kGeneral;
   }
-  if (variant == kGeneral || hw.capability >= 90) {
+  if (variant == kGeneral && hw.capability >= 90) {
     for (unsigned cluster = 1; cluster <= (hw.clusters ? 8 : 1); cluster *= 2)
-      if (windows <= 2048 * cluster) return {4, variant, {blocks * cluster, threads_for(windows, 4 * cluster), 1, cluster}};
+      if (windows <= 2048 * cluster) return {4, kGeneral, {blocks * cluster, threads_for(windows, 4 * cluster), 1, cluster}};
   }
   const unsigned cluster = hw.clusters && windows > 8192 ? 8 : 1;
-  return {0, variant, {blocks * cluster, std::min(threads_for(windows, 4 * cluster), 1024u), 1, cluster}};
+  return {0, kAny, {blocks * cluster, std::min(threads_for(windows, 4 * cluster), 1024u), 1, cluster}};
 }
 
 void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
@@ -72,10 +72,9 @@ void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
   const bool plain = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
                      p.residual.data == nullptr && p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&
                      dtype != kFloat64 && hw.capability >= 80;
-  const Variant variant = !aligned ? kUnaligned : plain ? kPlain : kGeneral;
-  // An unaligned row may reach into one window more. Float64 has no instance that keeps unaligned rows in registers.
-  const std::int64_t windows = (p.n + width - 1) / width + (aligned ? 0 : 1);
-  const Plan plan = plan_fwd(p.rows, windows, variant, dtype == kFloat64 && !aligned ? Hardware{80, hw.multiprocessors, hw.clusters} : hw);
+  const Variant variant = !aligned ? kAny : plain ? kPlain : kGeneral;
+  // An unaligned row may reach into one window more.
+  const Plan plan = plan_fwd(p.rows, (p.n + width - 1) / width + (aligned ? 0 : 1), variant, hw);
   launch(fwd_kernel(dtype, plan.resident, plan.variant), device, stream, plan.shape, &p);
 }
 

@@ -67,8 +67,12 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
     const T* const dy_row = static_cast<const T*>(p.dy.data) + row * p.dy.stride;
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      next_h[i] = columns.load(h_row, i);
-      next_dy[i] = columns.load(dy_row, i);
+      if (sizeof(T) < 4 || (wanted < p.rows && columns.has(i))) {  // wider elements choose for free
+        next_h[i] = columns.load(h_row, i);
+        next_dy[i] = columns.load(dy_row, i);
+      } else {
+        next_h[i] = next_dy[i] = Pack<T, kWidth>{};
+      }
     }
   };
 

@@ -102,10 +102,13 @@ struct Slot {
 };
 
 bool is_page_locked(const HostRows& rows) {
-  unsigned type = 0;
-  constexpr int kMemoryType = 2, kHost = 1;
-  return rows.stride == rows.bytes &&
-         driver().PointerGetAttribute(&type, kMemoryType, reinterpret_cast<CUdeviceptr>(rows.data)) == 0 && type == kHost;
+  constexpr int kMemoryType = 2;
+  constexpr unsigned kHost = 1;
+  unsigned type = 0;  // stays 0 for memory that the driver does not know
+  int attribute = kMemoryType;
+  void* to = &type;
+  check(driver().PointerGetAttributes(1, &attribute, &to, reinterpret_cast<CUdeviceptr>(rows.data)), "cuPointerGetAttributes");
+  return rows.stride == rows.bytes && type == kHost;
 }
 
 void upload(const Lane& lane, const Slot& slot, std::int64_t first, std::int64_t count) {

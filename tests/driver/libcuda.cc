@@ -244,7 +244,10 @@ DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void*) {
   memcpy(to, from, bytes);
   return 0;
 }
-DRIVER(cuPointerGetAttribute, void*, int, uint64_t) { return kInvalidValue; }
+DRIVER(cuPointerGetAttributes, unsigned, int*, void** data, uint64_t) {
+  *static_cast<unsigned*>(data[0]) = 0;  // no memory is page-locked
+  return 0;
+}
 DRIVER(cuStreamCreate, void** stream, unsigned) {
   MAY_FAIL;
   *stream = contexts;
