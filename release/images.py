@@ -62,7 +62,7 @@ class Engine:
         """What the engine prints; its messages go to the terminal."""
         done = subprocess.run([self.name, *words], env=self.environment, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            raise ReleaseError(f"{self.name} {words[0]} failed with {done.returncode}:\n{done.stdout}")
+            raise ReleaseError(f"{done.stdout}\n{self.name} {words[0]} failed with {done.returncode}")
         return done.stdout.strip()
 
     def build(

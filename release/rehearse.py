@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -162,8 +163,9 @@ def release(r: Rehearsal) -> str:
 def publish(r: Rehearsal, version: str, url: str) -> None:
     """The upload, after the one that broke in the middle, and what users type."""
     with r.station("publish: twine to the index, finishing what broke") as seen:
-        seen.append(r.nox("publish", "--index", url, "--simple", f"{url}/simple/", "--only", *ROWS).splitlines()[-2])
-        seen.append(r.tool("publish", "--index", url, "--simple", f"{url}/simple/", "--only", *ROWS).splitlines()[-1])
+        options = ("--index", url, "--simple", f"{url}/simple/", "--only", *ROWS)
+        said = r.nox("publish", *options), r.tool("publish", *options)
+        seen += [re.findall(r"published cuops.*|everything was published already", words)[-1] for words in said]
     with r.station("users: pip install cuops-cu121") as seen:
         installed = r.install("cuops-cu121", index=f"{url}/simple/")
         agree("version and cuops.__version__", version, installed)
