@@ -90,7 +90,8 @@ def main(names: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
         sys.exit(1 if stale() else 0)
-    if sys.argv[1:] == ["--toolchains"]:  # which are the same for every Python
-        wanted_toolchains = [name for name in stale() if name.startswith("cuops-")]
-        sys.exit(main(wanted_toolchains) if wanted_toolchains else 0)
-    main(sys.argv[1:])
+    elif sys.argv[1:] == ["--toolchains"]:  # which are the same for every Python
+        for toolchain in [name for name in stale() if name.startswith("cuops-")]:
+            main([toolchain])
+    else:
+        main(sys.argv[1:])
