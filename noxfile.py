@@ -101,7 +101,16 @@ def gpu_tests(session: nox.Session) -> None:
     if session.venv_backend != "none":
         install_wheels(session, sorted(DIST.glob("*.whl")) or session.error("dist/ is empty: run nox -s wheels first"))
         session.install(*group("test"))
-    session.run("python", "-m", "pytest", "-m", "gpu", "--ignore=tests/test_wheels.py", "--ignore=tests/release", *session.posargs)
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "--ignore=tests/test_wheels.py",
+        "--ignore=tests/release",
+        *session.posargs,
+    )
 
 
 @nox.session

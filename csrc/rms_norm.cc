@@ -49,7 +49,9 @@ Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Ha
       unsigned lanes = 1;
       while (lanes * resident < windows) lanes *= 2;
       const unsigned rows_a_block = 128 / lanes;
-      return {static_cast<int>(resident), kPlain, {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
+      return {static_cast<int>(resident),
+              kPlain,
+              {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
     }
     if (windows <= 512) return {2, kPlain, {blocks, threads_for(windows, 2)}};
     if (windows <= 2048) return {4, kPlain, {blocks, threads_for(windows, 4)}};
@@ -67,7 +69,8 @@ Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Ha
 void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
   const int width = 16 / size_of(dtype);
   const bool aligned = p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
-                       vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
+                       vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) &&
+                       aligned16(p.bias);
   const Hardware& hw = hardware("rms_norm", device);
   const bool plain = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
                      p.residual.data == nullptr && p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&

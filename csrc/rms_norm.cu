@@ -138,10 +138,10 @@ __device__ void rms_norm_fwd(const RmsNormFwdParams& p) {
 // Registers are bounded so that enough blocks share a multiprocessor to hide one another's waits.
 constexpr int kThreads[] = {1024, 128, 256, 0, 512, 0, 0, 0, 256}, kBlocks[] = {1, 12, 6, 0, 2, 0, 0, 0, 3};
 
-#define RMS_NORM_FWD(name, T, kResident, suffix, kAligned, kPlain)                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads[kResident], kBlocks[kResident])                   \
-      rms_norm_fwd_##name##_##kResident##_##suffix(cuops::RmsNormFwdParams p) {                           \
-    cuops::rms_norm_fwd<T, kResident, kAligned, kPlain>(p);                                               \
+#define RMS_NORM_FWD(name, T, kResident, suffix, kAligned, kPlain)                      \
+  extern "C" __global__ void __launch_bounds__(kThreads[kResident], kBlocks[kResident]) \
+      rms_norm_fwd_##name##_##kResident##_##suffix(cuops::RmsNormFwdParams p) {         \
+    cuops::rms_norm_fwd<T, kResident, kAligned, kPlain>(p);                             \
   }
 
 // Instances, as plan_fwd in rms_norm.cc asks for them: any rows; rows of the common case; aligned rows with all arguments.
@@ -151,9 +151,9 @@ RMS_NORM_FWD(f16, __half, 0, any, false, false)
 RMS_NORM_FWD(bf16, __nv_bfloat16, 0, any, false, false)
 
 #if __CUDA_ARCH__ >= 800
-#define RMS_NORM_FWD_PLAIN(kResident)                        \
-  RMS_NORM_FWD(f32, float, kResident, plain, true, true)     \
-  RMS_NORM_FWD(f16, __half, kResident, plain, true, true)    \
+#define RMS_NORM_FWD_PLAIN(kResident)                     \
+  RMS_NORM_FWD(f32, float, kResident, plain, true, true)  \
+  RMS_NORM_FWD(f16, __half, kResident, plain, true, true) \
   RMS_NORM_FWD(bf16, __nv_bfloat16, kResident, plain, true, true)
 RMS_NORM_FWD_PLAIN(2)
 RMS_NORM_FWD_PLAIN(4)

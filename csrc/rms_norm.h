@@ -62,7 +62,8 @@ static_assert(sizeof(SumRowsParams) == 40, "host and device must agree on the la
 // The constants of a launch; ValueError for numbers that are none.
 template <class Params>
 void set_scalars(Params* p, long long n, double eps, double weight_offset) {
-  if (!(eps >= 0) || std::isinf(eps)) raise("ValueError", "eps: expected a finite number of at least 0, got " + std::to_string(eps));
+  if (!(eps >= 0) || std::isinf(eps))
+    raise("ValueError", "eps: expected a finite number of at least 0, got " + std::to_string(eps));
   if (!std::isfinite(weight_offset)) raise("ValueError", "weight_offset: expected a finite number");
   const double inverse_n = 1.0 / n;
   const float rounded = static_cast<float>(inverse_n);

@@ -30,7 +30,8 @@ Kernel& bwd_kernel(DType dtype, int resident, bool aligned, bool bias) {
   return *table.at[dtype][resident][aligned][bias];
 }
 
-// `resident` is how many packs (vectors, or single elements of unaligned rows) of h, and of dy, a thread keeps in registers. Blocks stay until all rows are done.
+// `resident` is how many packs (vectors, or single elements of unaligned rows) of h, and of dy, a thread keeps in registers. Blocks
+// stay until all rows are done.
 struct Plan {
   int resident;
   bool bias;
@@ -81,7 +82,8 @@ bool rows_are_aligned(const Matrix& m, DType dtype, std::initializer_list<Option
   return aligned;
 }
 
-// How many rows of partial sums (for dweight, and as many again for dbias) the gradient needs; 0 where h's rows are too wide for it.
+// How many rows of partial sums (for dweight, and as many again for dbias) the gradient needs; 0 where h's rows are too wide for
+// it.
 int64_t rms_norm_bwd_partial_rows(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias) {
   const Matrix m = matrix_of(h);
   const DType dtype = dtype_of(h, "h");
@@ -91,11 +93,13 @@ int64_t rms_norm_bwd_partial_rows(TensorView dy, OptionalTensor dh, TensorView h
 
 Rows single_stride(TensorView t, const char* name) {
   const Rows rows = rows_of(t, name);
-  if (rows.outer_stride != 0) raise("ValueError", std::string(name) + ": its rows need more than one stride; pass a contiguous copy");
+  if (rows.outer_stride != 0)
+    raise("ValueError", std::string(name) + ": its rows need more than one stride; pass a contiguous copy");
   return rows;
 }
 
-void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums, CUstream stream) {
+void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums,
+              CUstream stream) {
   static Kernel kernels[] = {{"rms_norm_bwd", "sum_rows_f64"}, {"rms_norm_bwd", "sum_rows_f32"}};
   SumRowsParams p{partial, data_of(sum), rows, n, dtype_of(sum, name)};
   launch(kernels[sums == kFloat64 ? 0 : 1], sum.device().device_id, stream, {static_cast<unsigned>((n + 31) / 32), 32, 16}, &p);
@@ -103,8 +107,8 @@ void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_
 
 // Gradients on one GPU, from those for y and h (none: zero). `partial` is scratch of rms_norm_bwd_partial_rows rows of n, and
 // as many again where dbias is wanted, in the dtype of the sums. There is at least one row.
-void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, OptionalTensor partial, TensorView dy, OptionalTensor dh,
-                  TensorView h, OptionalTensor weight, double eps, double weight_offset) {
+void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, OptionalTensor partial, TensorView dy,
+                  OptionalTensor dh, TensorView h, OptionalTensor weight, double eps, double weight_offset) {
   const Matrix m = matrix_of(h);
   const DType dtype = dtype_of(h, "h"), sums = accumulator_of(dtype);
   if (h.device().device_type != kDLCUDA) raise("ValueError", "h: expected an array on a CUDA device");
@@ -134,7 +138,8 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, O
     const std::int64_t rows_needed = plan.partial_rows * (dbias.has_value() ? 2 : 1);
     if (!partial.has_value() || dtype_of(*partial, "partial") != sums || !partial.value().is_contiguous() ||
         partial.value().numel() < rows_needed * m.n) {
-      raise("ValueError", "partial: expected a contiguous array of " + std::to_string(rows_needed) + " rows in the dtype of the sums");
+      raise("ValueError",
+            "partial: expected a contiguous array of " + std::to_string(rows_needed) + " rows in the dtype of the sums");
     }
     expect_device(*partial, "partial", h.device());
   }

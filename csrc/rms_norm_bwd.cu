@@ -148,7 +148,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   }
 
   // Rows side by side in a block add up in their order, and a block writes one row of partial sums.
-  auto write_partial = [&](void* partial, Pack<Acc, kWidth> (&sum)[kResident]) {
+  auto write_partial = [&](void* partial, Pack<Acc, kWidth>(&sum)[kResident]) {
     Acc* const to = static_cast<Acc*>(partial) + team.index * p.n;
     for (unsigned turn = 0; turn < blockDim.y; ++turn) {
       if (threadIdx.y == turn) {
@@ -199,10 +199,10 @@ __device__ void sum_rows(const SumRowsParams& p) {
 extern "C" __global__ void sum_rows_f32(cuops::SumRowsParams p) { cuops::sum_rows<float>(p); }
 extern "C" __global__ void sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_rows<double>(p); }
 
-#define RMS_NORM_BWD(name, T, kResident, layout, kWidth, bias, kBias)                         \
-  extern "C" __global__ void __launch_bounds__(512)                                           \
-      rms_norm_bwd_##name##_##kResident##_##layout##bias(cuops::RmsNormBwdParams p) {         \
-    cuops::rms_norm_bwd<T, kResident, kWidth, kBias>(p);                                      \
+#define RMS_NORM_BWD(name, T, kResident, layout, kWidth, bias, kBias)                 \
+  extern "C" __global__ void __launch_bounds__(512)                                   \
+      rms_norm_bwd_##name##_##kResident##_##layout##bias(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd<T, kResident, kWidth, kBias>(p);                              \
   }
 
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.

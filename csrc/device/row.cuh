@@ -92,7 +92,8 @@ __device__ Pack<Accumulator<T>, kVectorWidth<T>> load_parameters(const void* dat
   constexpr int kWidth = kVectorWidth<T>;
   auto load_as = [&](auto* source) {
     using U = typename Pointee<decltype(source)>::type;
-    const bool whole = start >= 0 && start + kWidth <= n && reinterpret_cast<unsigned long long>(source + start) % alignof(Pack<U, kWidth>) == 0;
+    const bool whole =
+        start >= 0 && start + kWidth <= n && reinterpret_cast<unsigned long long>(source + start) % alignof(Pack<U, kWidth>) == 0;
     if (kAligned || whole) {
       return convert<Acc>(*reinterpret_cast<const Pack<U, kWidth>*>(source + start));
     } else {

@@ -61,7 +61,7 @@ constexpr int kClusterDimension = 4;                                            
   F(MemFreeHost, "cuMemFreeHost", void*)                                                                                        \
   F(MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", CUdeviceptr, const void*, std::size_t, CUstream)                                   \
   F(MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", void*, CUdeviceptr, std::size_t, CUstream)                                         \
-  F(PointerGetAttributes, "cuPointerGetAttributes", unsigned, int*, void**, CUdeviceptr)                                                      \
+  F(PointerGetAttributes, "cuPointerGetAttributes", unsigned, int*, void**, CUdeviceptr)                                        \
   F(StreamCreate, "cuStreamCreate", CUstream*, unsigned)                                                                        \
   F(StreamDestroy, "cuStreamDestroy_v2", CUstream)                                                                              \
   F(StreamSynchronize, "cuStreamSynchronize", CUstream)                                                                         \
