@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -91,19 +92,17 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     targets = [(capability, False) for capability in cuda.architectures] + [(cuda.ptx, True)]
     with ProcessPoolExecutor(jobs) as pool:
         pending = []
-        for source in sorted(csrc.glob("*.cu")):
-            for capability, ptx in targets:
-                options = (*OPTIONS, f"--gpu-architecture={'compute' if ptx else 'sm'}_{capability}")
-                name = cache.key(*cuda.wheels, *options, files=_sources(source, csrc), root=csrc)
-                product = cache.load(name)
-                paths = (f"-I{csrc}", f"-I{include}")
-                future = None
-                if product is None:
-                    future = pool.submit(
-                        _compile, library, builtins, source.read_text(), source.name, options + paths, ptx
-                    )
-                pending.append((source.stem, capability, ptx, name, product, future))
-        for op, capability, ptx, name, product, future in pending:
+        # Newer architectures take longest: they start first, so that no core waits for them at the end.
+        for source, (capability, ptx) in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), targets))):
+            options = (*OPTIONS, f"--gpu-architecture={'compute' if ptx else 'sm'}_{capability}")
+            name = cache.key(*cuda.wheels, *options, files=_sources(source, csrc), root=csrc)
+            product = cache.load(name)
+            future = None
+            if product is None:
+                arguments = (*options, f"-I{csrc}", f"-I{include}")
+                future = pool.submit(_compile, library, builtins, source.read_text(), source.name, arguments, ptx)
+            pending.append((source.stem, capability, ptx, name, product, future))
+        for op, capability, ptx, name, product, future in reversed(pending):
             if future is not None:
                 product = future.result()
                 cache.store(name, product)

@@ -1,4 +1,4 @@
-"""RMSNorm in PyTorch: the operators `cuops::rms_norm_fwd` and `cuops::rms_norm_bwd`, and the short way around the dispatcher."""
+"""RMSNorm in PyTorch: the operators `cuops::rms_norm_fwd` and `rms_norm_bwd`, and the short way around the dispatcher."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ library.define(
     "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
 )
 library.define(
-    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, ScalarType? bias_dtype, float eps, float weight_offset) "
-    "-> (Tensor dx, Tensor dweight, Tensor dbias)"
+    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, ScalarType? bias_dtype, float eps, "
+    "float weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 
 
@@ -137,8 +137,9 @@ def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, through its formula."""
     tensors = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
+    dy, dh, h, weight = tensors
     with torch.enable_grad():
-        outputs = _bwd_plain(*tensors, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
+        outputs = _bwd_plain(dy, dh, h, weight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
     inputs = [t for t in tensors if t is not None]
     pairs = [
         (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None and output.requires_grad
@@ -167,7 +168,7 @@ def _library_fwd() -> Any:
 
 # Written for speed: this much of a call is cuops' own.
 def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
-    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, and nothing watches the call."""
+    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, nothing watches the call."""
     return (
         type(x) in PLAIN
         and not _is_compiling()
