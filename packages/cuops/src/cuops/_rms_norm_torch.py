@@ -1,4 +1,4 @@
-"""RMSNorm in PyTorch: the operators `cuops::rms_norm_fwd` and `rms_norm_bwd`, and the short way around the dispatcher."""
+"""RMSNorm in PyTorch: the operators cuops::rms_norm_fwd and rms_norm_bwd, and the short way around the dispatcher."""
 
 from __future__ import annotations
 
