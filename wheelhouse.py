@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -32,12 +33,16 @@ def build(session: nox.Session, rows: list[str], folder: Path, machines: list[st
     session.install("-q", "--require-hashes", "-r", "requirements/build.txt")
     shutil.rmtree(folder, ignore_errors=True)
     command = ("python", "-m", "build", "--no-isolation", "-o", str(folder))
-    session.run(*command, "packages/cuops", silent=True)
-    for row in rows:
+
+    def build_backend(row: str) -> None:
         for i, machine in enumerate(machines or [platform.machine()]):
             environment = {"PYTHONPATH": str(toolchain(session, row)), "CUOPS_BUILD_MACHINE": machine}
             kinds = ("--wheel",) if i else ()  # one source distribution serves all machines
             session.run(*command, *kinds, f"packages/cuops-{row}", env=environment, silent=True)
+
+    session.run(*command, "packages/cuops", silent=True)
+    with ThreadPoolExecutor(2) as pool:  # one links and packs while the other compiles
+        list(pool.map(build_backend, rows))
     return sealed(folder)
 
 

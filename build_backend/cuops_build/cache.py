@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -26,6 +28,15 @@ def key(*parts: str, files: Iterable[Path] = (), root: Path | None = None) -> st
     return digest.hexdigest()
 
 
+def made_directory() -> Path:
+    """`directory`, which exists from now on."""
+    try:
+        directory().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"no build products can be kept: {error}; set CUOPS_BUILD_CACHE to a folder of yours") from None
+    return directory()
+
+
 def load(name: str) -> bytes | None:
     """The product of that name, or None."""
     try:
@@ -36,10 +47,14 @@ def load(name: str) -> bytes | None:
 
 def store(name: str, product: bytes) -> None:
     """Keeps a product; readers see it whole or not at all."""
-    try:
-        directory().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"no build products can be kept: {error}; set CUOPS_BUILD_CACHE to a folder of yours") from None
-    with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=made_directory(), delete=False) as file:
         file.write(product)
     Path(file.name).replace(directory() / name)
+
+
+@contextlib.contextmanager
+def one_builder(what: str) -> Iterator[None]:
+    """Lets one process at a time make `what`; those that waited find it among the products."""
+    with open(made_directory() / f"{what}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

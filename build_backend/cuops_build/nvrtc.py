@@ -6,9 +6,9 @@ import ctypes
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing import Pool
 from pathlib import Path
 
 from . import cache
@@ -90,21 +90,23 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     builtins = next(path for name, path in files.items() if name.startswith("libnvrtc-builtins.so"))
     include = files["cuda_fp16.h"].parent
     targets = [(capability, False) for capability in cuda.architectures] + [(cuda.ptx, True)]
-    with ProcessPoolExecutor(jobs) as pool:
+    # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
+    with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
         # Newer architectures take longest: they start first, so that no core waits for them at the end.
         for source, (capability, ptx) in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), targets))):
             options = (*OPTIONS, f"--gpu-architecture={'compute' if ptx else 'sm'}_{capability}")
             name = cache.key(*cuda.wheels, *options, files=_sources(source, csrc), root=csrc)
             product = cache.load(name)
-            future = None
+            compilation = None
             if product is None:
                 arguments = (*options, f"-I{csrc}", f"-I{include}")
-                future = pool.submit(_compile, library, builtins, source.read_text(), source.name, arguments, ptx)
-            pending.append((source.stem, capability, ptx, name, product, future))
-        for op, capability, ptx, name, product, future in reversed(pending):
-            if future is not None:
-                product = future.result()
+                inputs = (library, builtins, source.read_text(), source.name, arguments, ptx)
+                compilation = pool.apply_async(_compile, inputs)
+            pending.append((source.stem, capability, ptx, name, product, compilation))
+        for op, capability, ptx, name, product, compilation in reversed(pending):
+            if compilation is not None:
+                product = compilation.get()
                 cache.store(name, product)
             assert product is not None
             yield Image(op, capability, ptx, int(cuda.cuda.replace(".", "")), product)
