@@ -1,10 +1,11 @@
-"""CUDA operators for PyTorch and NumPy: RMSNorm at the speed of memory."""
+"""CUDA operators for PyTorch and NumPy: RMSNorm at the speed of memory, Kronecker-factored linear layers."""
 
 from . import errors
+from .kron_linear import kron_linear
 from .pinned import pinned_empty
 from .rms_norm import rms_norm, rms_norm_
 
-__all__ = ["errors", "pinned_empty", "rms_norm", "rms_norm_"]
+__all__ = ["errors", "kron_linear", "pinned_empty", "rms_norm", "rms_norm_"]
 
 
 def __getattr__(name: str) -> object:

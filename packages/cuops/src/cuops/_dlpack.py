@@ -32,9 +32,13 @@ def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
     return _backend.library().empty(list(shape), dtype, like.__dlpack_device__()[1])
 
 
+def namespace(like: Any) -> Any:
+    """The functions of the library that `like` is of: cupy, jax.numpy."""
+    module = type(like).__module__.partition(".")[0]
+    return importlib.import_module({"jaxlib": "jax.numpy", "jax": "jax.numpy"}.get(module, module))
+
+
 def give_back(result: Any, like: Any) -> Any:
     """A result in the library of `like`, once the GPU has written it."""
     _backend.library().synchronize(like.__dlpack_device__()[1])
-    module = type(like).__module__.partition(".")[0]
-    namespace = importlib.import_module({"jaxlib": "jax.numpy", "jax": "jax.numpy"}.get(module, module))
-    return namespace.from_dlpack(result)
+    return namespace(like).from_dlpack(result)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ._known_rms_norms import FORMULAS, Formula
-from .nn import RMSNorm
+from .nn.rms_norm import RMSNorm
 
 ADDED_BY_LIBRARIES = "_"  # how attributes that are not the class's own begin
 OTHER_FACTS = ("training", "normalized_shape", "elementwise_affine", "with_scale")

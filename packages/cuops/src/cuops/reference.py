@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,3 +100,49 @@ def rms_norm_torch_backward(
         dx = dx + dh
     dweight = None if weight is None else (grad * y).sum(leading).to(weight.dtype)
     return dx.to(h.dtype), dweight, grad.sum(leading)
+
+
+def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.ndarray | None) -> np.ndarray:
+    """x @ kron(factors).T + bias: each product takes the first dimension that is left, and puts its own last."""
+    import numpy as np
+
+    state = x.astype(np.float64).reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
+    for w in factors:
+        state = np.tensordot(state, w.astype(np.float64), axes=(1, 1))
+    y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+    if bias is not None:
+        y = y + bias.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return y.astype(x.dtype)
+
+
+def _product(x: torch.Tensor, factors: Sequence[torch.Tensor], left_out: int | None = None) -> torch.Tensor:
+    """(rows, o1, ..., on) from (..., i1 * ... * in) in float64; the size of the factor that is left out stays."""
+    import torch
+
+    state = x.double().reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
+    for k, w in enumerate(factors):
+        state = state.movedim(1, -1) if k == left_out else torch.tensordot(state, w.double(), dims=([1], [1]))
+    return state
+
+
+def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ kron(factors).T + bias. Differentiable."""
+    y = _product(x, factors).reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+    return (y if bias is None else y + bias.double()).to(x.dtype)
+
+
+def kron_linear_torch_backward(
+    dy: torch.Tensor, x: torch.Tensor, factors: Sequence[torch.Tensor], needs_x: bool, needs_factors: Sequence[bool]
+) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+    """Gradients for x and the factors, None where not needed. Differentiable."""
+    import torch
+
+    grad = dy.double().reshape(math.prod(dy.shape[:-1]), *(w.shape[0] for w in factors))
+    dfactors: list[torch.Tensor | None] = []
+    for k, (w, needed) in enumerate(zip(factors, needs_factors, strict=True)):
+        others = [dim for dim in range(grad.ndim) if dim != k + 1]
+        dw = torch.tensordot(grad, _product(x, factors, k), dims=(others, others)) if needed else None
+        dfactors.append(None if dw is None else dw.to(w.dtype))
+    dx = _product(dy, [w.mT for w in factors]).reshape(x.shape).to(x.dtype) if needs_x else None
+    return dx, dfactors

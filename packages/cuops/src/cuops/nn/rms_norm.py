@@ -1,18 +1,13 @@
-"""RMSNorm as a module, and the exchange of the RMSNorm modules of a model for it."""
+"""RMSNorm as a module."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from . import _torch
-from .rms_norm import rms_norm
-
-if _torch.torch is None:
-    why = "does not import: " + _torch.failure if _torch.failure else "is not installed; run: pip install torch"
-    raise ImportError(f"cuops.nn needs PyTorch, which {why}")
-
 import torch
+
+from ..rms_norm import rms_norm
 
 EPS_OF_FLOAT32, EPS_OF_FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 # Since then, CUDA's autocast runs torch.nn.functional.rms_norm in float32.
@@ -88,11 +83,3 @@ class RMSNorm(torch.nn.RMSNorm):
         """What `torch.nn.RMSNorm` shows, and bias and weight_offset where there are any."""
         bias = "" if self.bias is None else ", bias=True"
         return super().extra_repr() + bias + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")
-
-
-from ._known_rms_norms import Formula  # noqa: E402
-from ._replace_rms_norm import Replacement, replace_rms_norm  # noqa: E402  # it needs the class above
-
-__all__ = ["Formula", "RMSNorm", "Replacement", "replace_rms_norm"]
-for public in (Formula, Replacement, replace_rms_norm):
-    public.__module__ = __name__

@@ -1,0 +1,76 @@
+"""The Kronecker product nearest to a matrix, by the method of Van Loan and Pitsianis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SWEEPS = 200  # of the power iteration, which mostly needs a few
+
+
+def nearest_kronecker(
+    matrix: Tensor, out_factors: Sequence[int], in_factors: Sequence[int]
+) -> tuple[list[Tensor], float]:
+    """W1 to Wn, of one norm, and ||matrix - kron(W1, ..., Wn)|| / ||matrix|| in the Frobenius norm.
+
+    The entries of a Kronecker product, ordered by the entries of its factors, are a tensor of rank one. Of two factors,
+    the leading singular vectors give the best; of more, they start a power iteration that finds a local optimum.
+
+    Source: Van Loan and Pitsianis, Approximation with Kronecker products, https://doi.org/10.1007/978-94-015-8196-7_17.
+    """
+    n = len(out_factors)
+    order = [dim for k in range(n) for dim in (k, n + k)]
+    wide = matrix.detach().double().reshape(*out_factors, *in_factors).permute(order)
+    entries = wide.reshape([o * i for o, i in zip(out_factors, in_factors, strict=True)])
+    total = torch.linalg.vector_norm(entries).item()
+    vectors = _power_iteration(entries, _leading_vectors(entries)) if n > 2 else _leading_vectors(entries)
+    scale = _contract(entries, vectors)
+    product = scale
+    for vector in vectors:
+        product = torch.tensordot(product, vector, dims=0)
+    error = torch.linalg.vector_norm(entries - product).item() / total if total else 0.0
+    factors = [
+        (vector * scale ** (1 / n)).reshape(o, i).to(matrix.dtype)
+        for vector, o, i in zip(vectors, out_factors, in_factors, strict=True)
+    ]
+    return factors, error
+
+
+def _leading_vectors(entries: Tensor) -> list[Tensor]:
+    """A unit vector a dimension: the leading left singular vector of the first, then the same of what it leaves."""
+    if entries.ndim == 1:
+        return [_unit(entries)]
+    flat = entries.flatten(1)
+    if len(flat) <= flat.shape[1]:
+        left = torch.linalg.eigh(flat @ flat.mT).eigenvectors[:, -1]
+    else:
+        left = _unit(flat @ torch.linalg.eigh(flat.mT @ flat).eigenvectors[:, -1])
+    return [left, *_leading_vectors((left @ flat).reshape(entries.shape[1:]))]
+
+
+def _power_iteration(entries: Tensor, vectors: list[Tensor]) -> list[Tensor]:
+    """Each vector in turn becomes the best beside the others, until none gains."""
+    reached = 0.0
+    for _ in range(SWEEPS):
+        for k in range(entries.ndim):
+            best = _contract(entries, vectors, k)
+            vectors = [*vectors[:k], _unit(best), *vectors[k + 1 :]]
+        gained = torch.linalg.vector_norm(best).item()
+        if gained <= reached * (1 + 1e-12):
+            break
+        reached = gained
+    return vectors
+
+
+def _contract(entries: Tensor, vectors: Sequence[Tensor], left_out: int | None = None) -> Tensor:
+    """The product of the tensor with the vectors, over all dimensions or all but one."""
+    for k in reversed(range(len(vectors))):
+        if k != left_out:
+            entries = torch.tensordot(entries, vectors[k], dims=([k], [0]))
+    return entries
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(vector, dim=0, eps=torch.finfo(torch.float64).tiny)

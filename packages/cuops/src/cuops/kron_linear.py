@@ -1,0 +1,95 @@
+"""Kronecker-factored linear layers, from the public function down to PyTorch's operators and NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from . import _arguments, _dlpack, reference
+from ._torch import torch
+
+if torch is not None:
+    from ._kron_linear_torch import autocast, forward_torch
+
+
+def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
+    """Linear layer whose weight is a Kronecker product, which is never formed.
+
+        y = x @ kron(W1, W2, ..., Wn).T + bias
+
+    as ``torch.nn.functional.linear(x, torch.kron(W1, torch.kron(W2, ...)), bias)`` would give. With o = o1 ... on and
+    i = i1 ... in, that is i o multiplications a row; one factor after another takes their sum instead:
+
+        y[o1, ..., on] = sum over i1, ..., in of W1[o1, i1] ... Wn[on, in] x[i1, ..., in]
+
+    Args:
+        x: ``(..., i1 * ... * in)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
+            array, or an array on CUDA of any library that speaks DLPack. Leading dimensions may be any, and empty.
+        factors: W1 to Wn, at least one, each ``(ok, ik)``, of x's kind, dtype and device. A size may be 1.
+        bias: ``(o1 * ... * on)``, like the factors; None is none.
+
+    Returns:
+        y, ``(..., o1 * ... * on)``, in x's kind of array, dtype and device. Sums run in float32, in float64 for float64
+        and on the CPU; float32 on CUDA takes TF32 where ``torch.backends.cuda.matmul`` allows it. Under autocast, the
+        arguments are converted as those of ``torch.nn.functional.linear``.
+
+    Raises:
+        TypeError: an argument is of a kind or dtype that is not listed here, or dtypes differ.
+        ValueError: there is no factor, one is not a matrix, or shapes or devices do not go together.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+
+    Source: Van Loan, The ubiquitous Kronecker product, https://doi.org/10.1016/S0377-0427(00)00393-9.
+    """
+    matrices = _matrices(factors)
+    if _arguments.is_tensor(x) and all(a is None or _arguments.is_tensor(a) for a in (*matrices, bias)):
+        x, *matrices, bias = autocast(x, *matrices, bias)
+        _check(x, matrices, bias)
+        return forward_torch(x, matrices, bias)
+    _check(x, matrices, bias)
+    if _arguments.is_ndarray(x):
+        return reference.kron_linear_numpy(x, matrices, bias)
+    return _fwd_dlpack(x, matrices, bias)
+
+
+def _matrices(factors: Iterable[Any]) -> list[Any]:
+    """The factors as a list. One array with more dimensions is refused: what its first dimension is, is a guess."""
+    if hasattr(factors, "shape") or not isinstance(factors, Iterable):
+        raise TypeError(f"factors: expected a list of matrices, got {type(factors).__qualname__}")
+    matrices = list(factors)
+    if not matrices:
+        raise ValueError("factors: expected at least one matrix, got none")
+    return matrices
+
+
+def _check(x: Any, factors: Sequence[Any], bias: Any) -> None:
+    """Raises what the documentation of `kron_linear` says."""
+    _arguments.array("x", x)
+    if len(x.shape) == 0:
+        raise ValueError("x: expected at least 1 dimension, got 0")
+    named = [(f"factors[{k}]", w) for k, w in enumerate(factors)]
+    for name, a in named if bias is None else [*named, ("bias", bias)]:
+        _arguments.array(name, a, x)
+        if a.dtype != x.dtype:
+            raise TypeError(f"{name}: expected x's dtype {x.dtype}, got {a.dtype}")
+    for name, w in named:
+        if len(w.shape) != 2:
+            raise ValueError(f"{name}: expected a matrix, got shape {tuple(w.shape)}")
+    outs, ins = zip(*(w.shape for w in factors), strict=True)
+    if math.prod(ins) != x.shape[-1]:
+        got = " x ".join(str(size) for size in ins)
+        raise ValueError(f"factors: expected columns whose product is x's last dimension {x.shape[-1]}, got {got}")
+    if bias is not None and tuple(bias.shape) != (math.prod(outs),):
+        raise ValueError(f"bias: expected shape ({math.prod(outs)},), got {tuple(bias.shape)}")
+
+
+def _fwd_dlpack(x: Any, factors: Sequence[Any], bias: Any) -> Any:
+    """A product a factor, by the library that the arrays are of."""
+    if not _dlpack.on_cuda(x):
+        raise TypeError(f"x: expected a torch.Tensor, a numpy.ndarray or a CUDA array, got a {type(x).__qualname__}")
+    namespace = _dlpack.namespace(x)
+    state = x.reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
+    for w in factors:
+        state = namespace.tensordot(state, w, axes=((1,), (1,)))
+    y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+    return y if bias is None else y + bias

@@ -1,0 +1,109 @@
+"""A linear layer whose weight is a Kronecker product, as a module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._nearest_kronecker import nearest_kronecker
+from ..kron_linear import kron_linear
+
+
+class KronLinear(torch.nn.Module):
+    """`cuops.kron_linear` as a module, in place of a `torch.nn.Linear` of far more parameters.
+
+    Args:
+        in_factors: the columns of each factor; their product is the size of x's last dimension.
+        out_factors: the rows of each factor, as many; their product is the size of y's last dimension.
+        bias: whether there is a bias.
+        device: where the parameters are made.
+        dtype: of the parameters.
+
+    The factors are ``factors.0`` to ``factors.n-1`` of the state_dict, each ``(out_factors[k], in_factors[k])``. They
+    start uniformly random, so that entries of their product, and thus y, have the variance of a new `torch.nn.Linear`.
+    """
+
+    def __init__(
+        self,
+        in_factors: Sequence[int],
+        out_factors: Sequence[int],
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.in_factors, self.out_factors = _sizes("in_factors", in_factors), _sizes("out_factors", out_factors)
+        if len(self.in_factors) != len(self.out_factors):
+            raise ValueError(
+                f"out_factors: expected as many as in_factors, {len(self.in_factors)}, got {len(self.out_factors)}"
+            )
+        self.in_features, self.out_features = math.prod(self.in_factors), math.prod(self.out_factors)
+        made = {"device": device, "dtype": dtype}
+        sizes = zip(self.out_factors, self.in_factors, strict=True)
+        self.factors = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(size, **made)) for size in sizes])
+        self.bias = torch.nn.Parameter(torch.empty(self.out_features, **made)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new parameters; the entries of the product have the variance 1 / (3 in_features), as in PyTorch."""
+        for w in self.factors:
+            variance = 3 ** (-1 / len(self.factors)) / w.shape[1]
+            torch.nn.init.uniform_(w, -math.sqrt(3 * variance), math.sqrt(3 * variance))
+        if self.bias is not None:
+            torch.nn.init.uniform_(self.bias, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """y, of out_features."""
+        y: torch.Tensor = kron_linear(x, list(self.factors), self.bias)
+        return y
+
+    def extra_repr(self) -> str:
+        """The sizes of the factors, and whether there is a bias."""
+        return f"in_factors={self.in_factors}, out_factors={self.out_factors}, bias={self.bias is not None}"
+
+    @classmethod
+    def from_linear(
+        cls, linear: torch.nn.Linear, in_factors: Sequence[int], out_factors: Sequence[int]
+    ) -> tuple[KronLinear, float]:
+        """The layer with the weight nearest to that of `linear`, and their relative distance in the Frobenius norm.
+
+        The product of two factors is the nearest there is; that of more factors is a local optimum. The bias is copied.
+
+        Raises:
+            TypeError: linear is not a `torch.nn.Linear`.
+            ValueError: the products of the factors are not the sizes of its weight, or the weight is not finite.
+
+        Source: Van Loan and Pitsianis, Approximation with Kronecker products,
+        https://doi.org/10.1007/978-94-015-8196-7_17.
+        """
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__qualname__}")
+        weight, bias = linear.weight, linear.bias
+        layer = cls(in_factors, out_factors, bias is not None, device=weight.device, dtype=weight.dtype)
+        for name, got, wanted in (
+            ("in_factors", layer.in_features, linear.in_features),
+            ("out_factors", layer.out_features, linear.out_features),
+        ):
+            if got != wanted:
+                raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
+        if not weight.isfinite().all():
+            raise ValueError("linear: expected a finite weight, got one with infinities or NaN")
+        nearest, error = nearest_kronecker(weight, layer.out_factors, layer.in_factors)
+        with torch.no_grad():
+            for w, found in zip(layer.factors, nearest, strict=True):
+                w.copy_(found)
+            if layer.bias is not None:
+                layer.bias.copy_(bias)
+        return layer, error
+
+
+def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes as a tuple. Raises where they are not positive integers, or there are none."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(isinstance(size, int) for size in sizes):
+        raise TypeError(f"{name}: expected a sequence of integers, got {sizes!r}")
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{name}: expected at least one size, each of at least 1, got {tuple(sizes)}")
+    return tuple(sizes)

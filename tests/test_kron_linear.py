@@ -1,0 +1,210 @@
+"""kron_linear against the whole matrix, on torch tensors and NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import cuops
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kron_samples import DTYPES, EMPTY, LARGE, SAMPLES, arguments, check, definition, make
+
+gpu = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_agrees_with_the_definition(sample, dtype, with_bias, device):
+    x, factors, bias = arguments(SAMPLES[sample], dtype, device)
+    bias = bias if with_bias else None
+    y = cuops.kron_linear(x, factors, bias)
+    assert (y.dtype, y.device.type, y.is_contiguous()) == (dtype, device.type, True)
+    check(y, x, factors, bias)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample", LARGE)
+def test_agrees_with_the_definition_on_large_arrays(sample, dtype):
+    x, factors, bias = arguments(LARGE[sample], dtype, "cuda")
+    check(cuops.kron_linear(x, factors, bias), x, factors, bias)
+
+
+@pytest.mark.parametrize(
+    "sample", [name for name, (_, s) in SAMPLES.items() if math.prod(o * i for o, i in s) < 1 << 22]
+)
+def test_is_the_linear_layer_of_the_product(sample, device):
+    x, factors, bias = arguments(SAMPLES[sample], torch.float64, device)
+    want = F.linear(x, functools.reduce(torch.kron, factors), bias)
+    torch.testing.assert_close(cuops.kron_linear(x, factors, bias), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("sample", ["one factor", "primes", "growing", "both", "ten of 2"])
+def test_the_order_of_the_original_layer_maps_to_this_one(sample, device):
+    """Reshape to the reversed sizes, then multiply by each w in turn: the transposed factors, reversed."""
+    x, factors, _ = arguments(SAMPLES[sample], torch.float64, device)
+    ws = [w.mT for w in reversed(factors)]
+    state = x.reshape(-1, *(w.shape[0] for w in reversed(ws)))
+    for w in ws:
+        state = (state @ w).movedim(-1, 1)
+    want = state.reshape(*x.shape[:-1], -1)
+    torch.testing.assert_close(cuops.kron_linear(x, [w.mT for w in reversed(ws)]), want, rtol=1e-10, atol=1e-10)
+
+
+LAYOUTS = {
+    "every second row": lambda t: t[::2, :48],
+    "a slice of the columns": lambda t: t[:, :48],
+    "a slice that starts off a vector": lambda t: t[:, 3:51],
+    "transposed leading dimensions": lambda t: t.view(4, 6, 64).transpose(0, 1)[..., :48],
+    "heads of a fused projection": lambda t: t.view(4, 6, 64)[:, :, :96].unflatten(-1, (4, 16))[..., :12].flatten(-2),
+    "columns as rows": lambda t: t.t().contiguous()[:48].t(),
+    "every second column": lambda t: t.repeat(1, 2)[:, :96:2],
+    "expanded": lambda t: t[:1, :48].expand(5, 48),
+    "one row": lambda t: t[3, :48],
+}
+FACTORS = {
+    "contiguous": lambda w: w,
+    "transposed": lambda w: w.mT.contiguous().mT,
+    "every second column": lambda w: w.repeat_interleave(2, 1)[:, ::2],
+    "expanded": lambda w: w[:1].expand(w.shape),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("of_factors", FACTORS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout(layout, of_factors, dtype, device):
+    x = LAYOUTS[layout](make((24, 64), dtype, device))
+    factors = [FACTORS[of_factors](make(size, dtype, device, 1)) for size in ((5, 8), (4, 6))]
+    bias = make((40,), dtype, device, 2)[::2]
+    before = x.clone()
+    check(cuops.kron_linear(x, factors, bias), x, factors, bias)
+    assert torch.equal(x, before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    leading=st.lists(st.integers(0, 3), max_size=3),
+    sizes=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=4),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_any_shape(dtype, device, leading, sizes):
+    x, factors, bias = arguments((leading, sizes), dtype, device)
+    check(cuops.kron_linear(x, iter(factors), bias), x, factors, bias)
+
+
+@pytest.mark.parametrize("sample", ["ten of 2", "squares of 16", "86 x 128"])
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_error_is_at_most_that_of_pytorch(sample, dtype, device):
+    x, factors, bias = arguments(SAMPLES[sample], dtype, device)
+    want = definition(x, factors, bias)
+
+    def error(y):
+        return (y.cpu().double() - want).square().mean().sqrt().item()
+
+    state = x.reshape(-1, *(w.shape[1] for w in factors))
+    for w in reversed(factors):
+        state = (state @ w.mT).movedim(-1, 1)
+    assert error(cuops.kron_linear(x, factors, bias)) <= 1.2 * error(state.reshape(x.shape) + bias)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_numpy_arrays(sample, dtype):
+    tensors = arguments(SAMPLES[sample], getattr(torch, np.dtype(dtype).name))
+    x, factors, bias = tensors[0].numpy(), [w.numpy() for w in tensors[1]], tensors[2].numpy()
+    y = cuops.kron_linear(x, factors, bias)
+    assert isinstance(y, np.ndarray)
+    check(torch.from_numpy(y), *tensors)
+    check(
+        torch.from_numpy(cuops.kron_linear(np.asfortranarray(x), [np.asfortranarray(w) for w in factors])), *tensors[:2]
+    )
+
+
+@gpu
+def test_arrays_of_other_libraries_come_back_as_their_own():
+    cupy = pytest.importorskip("cupy")
+    x, factors, bias = arguments(SAMPLES["both"], torch.float32, "cuda")
+    got = cuops.kron_linear(cupy.asarray(x), [cupy.asarray(w) for w in factors], cupy.asarray(bias))
+    assert isinstance(got, cupy.ndarray)
+    check(torch.as_tensor(got, device="cuda"), x, factors, bias)
+
+
+@gpu
+def test_jax_arrays_come_back_as_jax_arrays():
+    jax = pytest.importorskip("jax")
+    x, factors, _ = arguments(SAMPLES["both"], torch.bfloat16, "cuda")
+    got = cuops.kron_linear(*(jax.tree.map(jax.numpy.from_dlpack, a) for a in (x, factors)))
+    assert isinstance(got, jax.Array)
+    assert got.dtype == "bfloat16"
+    check(torch.from_dlpack(got), x, factors)
+
+
+def refused(x, other):
+    """Calls that must be refused, by what the error must name. `other` makes an array of x's kind; x is (2, 12)."""
+    w, v = other((5, 3)), other((2, 4))
+    return [
+        ("factors", ValueError, lambda: cuops.kron_linear(x, [])),
+        ("factors", TypeError, lambda: cuops.kron_linear(x, other((2, 3, 4)))),
+        ("factors", TypeError, lambda: cuops.kron_linear(x, None)),
+        ("factors", ValueError, lambda: cuops.kron_linear(x, [w])),
+        ("factors", ValueError, lambda: cuops.kron_linear(x, [v, v])),
+        (r"factors\[1\]", ValueError, lambda: cuops.kron_linear(x, [w, other((4,))])),
+        (r"factors\[0\]", ValueError, lambda: cuops.kron_linear(x, [other((1, 5, 3)), v])),
+        (r"factors\[1\]", TypeError, lambda: cuops.kron_linear(x, [w, [[1.0] * 4]])),
+        (r"factors\[0\]", TypeError, lambda: cuops.kron_linear(x, [None, v])),
+        ("bias", ValueError, lambda: cuops.kron_linear(x, [w, v], other((9,)))),
+        ("bias", ValueError, lambda: cuops.kron_linear(x, [w, v], other((1, 10)))),
+        ("bias", TypeError, lambda: cuops.kron_linear(x, [w, v], 0.0)),
+    ]
+
+
+def assert_refused(calls):
+    for argument, error, call in calls:
+        with pytest.raises(error, match=f"^{argument}: expected "):
+            call()
+
+
+def test_bad_arguments_are_refused_by_name(device):
+    x, w, v = (make(shape, device=device) for shape in ((2, 12), (5, 3), (2, 4)))
+    assert_refused(refused(x, lambda shape: torch.ones(shape, device=device)))
+    other_device = torch.ones(2, 4, device="meta")
+    assert_refused(
+        [
+            ("x", TypeError, lambda: cuops.kron_linear(x.int(), [w, v])),
+            ("x", ValueError, lambda: cuops.kron_linear(x[0, 0], [w, v])),
+            ("x", TypeError, lambda: cuops.kron_linear([1.0] * 12, [w, v])),
+            ("x", TypeError, lambda: cuops.kron_linear(x.to_sparse(), [w, v])),
+            (r"factors\[0\]", TypeError, lambda: cuops.kron_linear(x, [w.int(), v])),
+            (r"factors\[1\]", TypeError, lambda: cuops.kron_linear(x, [w, v.double()])),
+            (r"factors\[1\]", TypeError, lambda: cuops.kron_linear(x, [w, np.ones((2, 4), np.float32)])),
+            (r"factors\[1\]", ValueError, lambda: cuops.kron_linear(x, [w, other_device])),
+            ("bias", TypeError, lambda: cuops.kron_linear(x, [w, v], torch.ones(10, device=device).half())),
+            ("bias", ValueError, lambda: cuops.kron_linear(x, [w, v], torch.ones(10, device="meta"))),
+        ]
+    )
+
+
+def test_bad_arguments_are_refused_by_name_with_numpy():
+    x, w, v = (np.ones(shape, np.float32) for shape in ((2, 12), (5, 3), (2, 4)))
+    assert_refused(refused(x, lambda shape: np.ones(shape, np.float32)))
+    assert_refused(
+        [
+            ("x", TypeError, lambda: cuops.kron_linear(x.astype(np.int64), [w, v])),
+            (r"factors\[1\]", TypeError, lambda: cuops.kron_linear(x, [w, v.astype(np.float64)])),
+            (r"factors\[0\]", TypeError, lambda: cuops.kron_linear(x, [torch.ones(5, 3), v])),
+        ]
+    )
+
+
+@pytest.mark.parametrize("sample", EMPTY)
+def test_nothing_gives_the_bias(sample, device):
+    x, factors, bias = arguments(SAMPLES[sample], device=device)
+    y = cuops.kron_linear(x, factors, bias)
+    assert torch.equal(y, bias.expand(*x.shape[:-1], -1) if x.shape[-1] == 0 else torch.zeros_like(y))

@@ -1,0 +1,139 @@
+"""Gradients of kron_linear: values, second derivatives, only what is needed, a training run."""
+
+from __future__ import annotations
+
+import cuops
+import pytest
+import torch
+from kron_samples import DTYPES, SAMPLES, TO_DIFFERENTIATE, arguments, gradients, make, x_of
+
+SUBSETS = {"x": (True, False, False), "factors": (False, True, False), "bias": (False, False, True), "all": (True,) * 3}
+
+
+def leaves(sample, dtype, device):
+    x, factors, bias = arguments(SAMPLES[sample], dtype, device)
+    return x.requires_grad_(), [w.requires_grad_() for w in factors], bias.requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_gradients_agree_with_the_definition(sample, dtype, device):
+    x, factors, bias = leaves(sample, dtype, device)
+    y = cuops.kron_linear(x, factors, bias)
+    dy = make(y.shape, dtype, device, 20)
+    got = torch.autograd.grad(y, [x, *factors, bias], dy)
+    want = gradients(dy, x, factors)
+    # What the sums would be of magnitudes bounds what rounding may add up to.
+    terms = gradients(dy.abs(), x.detach().abs(), [w.detach().abs() for w in factors])
+    result = torch.finfo(dtype)
+    sums = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    added = sum(o + i + 2 for o, i in SAMPLES[sample][1]) + dy.numel() ** 0.5
+    between = result.eps * len(factors) if device.type == "cuda" else 0.0  # GEMMs of 16 bits round in between
+    for a, b, magnitude in zip(got, want, terms, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, dtype)
+        allowed = result.eps / 2 * b.abs() + (sums.eps * added + between) * magnitude + result.smallest_normal
+        assert ((a.detach().cpu().double() - b).abs() <= allowed).all()
+    again = torch.autograd.grad(cuops.kron_linear(x, factors, bias), [x, *factors, bias], dy)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@pytest.mark.parametrize("sample", TO_DIFFERENTIATE)
+def test_first_and_second_derivatives(sample, device):
+    x, factors, bias = leaves(sample, torch.float64, device)
+
+    def call(x, bias, *factors):
+        return cuops.kron_linear(x, factors, bias)
+
+    assert torch.autograd.gradcheck(call, (x, bias, *factors), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (x, bias, *factors), fast_mode=True)
+
+
+def test_third_derivatives_are_those_of_the_formula(device):
+    def third(function):
+        x, factors, _ = leaves("growing", torch.float64, device)
+        x = x / 8  # where the sine of a sine of a sine is tame
+        found = function(x, factors).sin().sum()
+        for _ in range(3):
+            found = sum(g.sin().sum() for g in torch.autograd.grad(found, [x, *factors], create_graph=True))
+        return found
+
+    torch.testing.assert_close(third(cuops.kron_linear), third(x_of), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("wanted", SUBSETS)
+@pytest.mark.parametrize("sample", ["one factor", "primes", "empty batch"])
+def test_only_what_is_needed_is_computed(sample, wanted, device):
+    x, factors, bias = leaves(sample, torch.float32, device)
+    inputs = [x, *factors, bias]
+    dy = torch.ones_like(cuops.kron_linear(x, factors, bias))
+    want = torch.autograd.grad(cuops.kron_linear(x, factors, bias), inputs, dy)
+    needs_x, needs_factors, needs_bias = SUBSETS[wanted]
+    x.requires_grad_(needs_x)
+    bias.requires_grad_(needs_bias)
+    for w in factors:
+        w.requires_grad_(needs_factors)
+    cuops.kron_linear(x, factors, bias).backward(dy)
+    for a, gradient in zip(inputs, want, strict=True):
+        assert (a.grad is None) != a.requires_grad
+        assert a.grad is None or torch.equal(a.grad, gradient)
+    needs = needs_x, [needs_factors] * len(factors), needs_bias
+    dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(dy, x.detach(), [w.detach() for w in factors], *needs)
+    sizes = [x.numel() * needs_x, *(w.numel() * needs_factors for w in factors), bias.numel() * needs_bias]
+    assert [d.numel() for d in (dx, *dfactors, dbias)] == sizes
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_one_factor_alone_gets_a_gradient(k, device):
+    x, factors, _ = leaves("primes", torch.float64, device)
+    dy = make((2, 3, 7 * 13 * 3), torch.float64, device, 9)
+    got = torch.autograd.grad(
+        cuops.kron_linear(x.detach(), [w if j == k else w.detach() for j, w in enumerate(factors)]), factors[k], dy
+    )
+    torch.testing.assert_close(got[0].cpu(), gradients(dy, x, factors)[1 + k])
+
+
+def test_a_factor_used_twice_gets_the_sum(device):
+    x, w = make((4, 36), torch.float64, device), make((5, 6), torch.float64, device, 1).requires_grad_()
+    dy = make((4, 25), torch.float64, device, 2)
+    (dw,) = torch.autograd.grad(cuops.kron_linear(x, [w, w]), w, dy)
+    _, first, second, _ = gradients(dy, x, [w, w])
+    torch.testing.assert_close(dw.cpu(), first + second)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_twenty_runs_give_the_same_bits(dtype, device):
+    x, factors, bias = leaves("squares of 16", dtype, device)
+    dy = make((65, 256), dtype, device, 9)
+
+    def run():
+        y = cuops.kron_linear(x, factors, bias)
+        return [y, *torch.autograd.grad(y, [x, *factors, bias], dy)]
+
+    want = run()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(run(), want, strict=True))
+
+
+def test_training_has_the_loss_curve_of_the_whole_matrix(device):
+    def losses(apply):
+        torch.manual_seed(0)
+        layers = [cuops.nn.KronLinear(i, o) for i, o in (((4, 6), (5, 8)), ((5, 8), (2, 3)))]
+        layers = [layer.to(device, torch.float64) for layer in layers]
+        optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.2)
+        x = make((64, 24), torch.float64, device)
+        target = x[:, :6].abs()
+        found = []
+        for _ in range(30):
+            loss = (apply(layers[1], apply(layers[0], x).relu()) - target).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    def whole(layer, x):
+        return torch.nn.functional.linear(x, torch.kron(*layer.factors), layer.bias)
+
+    got = losses(lambda layer, x: layer(x))
+    assert got == pytest.approx(losses(whole), rel=1e-9)
+    assert got[-1] < 0.9 * got[0]

@@ -1,0 +1,166 @@
+"""cuops.nn.KronLinear, and the Kronecker product nearest to a linear layer."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import cuops
+import pytest
+import torch
+import torch.nn.functional as F
+from cuops.nn import KronLinear
+from kron_samples import make
+
+FACTORS = [((4, 6), (5, 3)), ((7,), (2,)), ((2, 3, 4), (3, 1, 5)), ((2,) * 10, (2,) * 10)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("in_factors", "out_factors"), FACTORS, ids=str)
+def test_is_the_function_of_its_parameters(in_factors, out_factors, bias, device):
+    layer = KronLinear(in_factors, out_factors, bias, device=device, dtype=torch.float64)
+    x = make((2, 3, layer.in_features), torch.float64, device)
+    y = layer(x)
+    assert y.shape == (2, 3, math.prod(out_factors))
+    assert torch.equal(y, cuops.kron_linear(x, list(layer.factors), layer.bias))
+    names = [f"factors.{k}" for k in range(len(in_factors))] + ["bias"] * bias
+    assert sorted(layer.state_dict()) == sorted(names)
+    assert [tuple(w.shape) for w in layer.factors] == list(zip(out_factors, in_factors, strict=True))
+    y.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_the_repr_shows_what_it_was_made_of():
+    shown = repr(KronLinear([4, 6], [5, 3], bias=False))
+    assert "in_factors=(4, 6), out_factors=(5, 3), bias=False" in shown
+
+
+def test_parameters_are_where_and_what_was_asked_for(device):
+    layer = KronLinear((4, 6), (5, 3), device=device, dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {(device.type, torch.bfloat16)}
+    assert KronLinear((4, 6), (5, 3), device="meta").factors[0].is_meta
+
+
+def test_copies_and_stored_states_keep_the_function(device):
+    layer, other = (KronLinear((4, 6), (5, 3), device=device) for _ in range(2))
+    x = make((3, 24), device=device)
+    assert not torch.equal(layer(x), other(x))
+    stored = io.BytesIO()
+    torch.save(layer, stored)
+    stored.seek(0)
+    other.load_state_dict(layer.state_dict())
+    for same in (other, copy.deepcopy(layer), torch.load(stored, weights_only=False)):
+        assert torch.equal(same(x), layer(x))
+    assert copy.deepcopy(layer).to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("in_factors", "out_factors"), [((512,), (512,)), ((48, 40), (40, 36)), ((12, 8, 10), (9, 10, 8))]
+)
+def test_starts_with_the_variance_of_a_linear_layer(in_factors, out_factors):
+    torch.manual_seed(0)
+    drawn = [KronLinear(in_factors, out_factors) for _ in range(50)]
+    n = math.prod(in_factors)
+    linear = torch.nn.Linear(n, 64)
+    # The variance of the product's entries is the product of those of the factors, whose draws scatter it.
+    found = sum(math.prod(w.square().mean().item() for w in layer.factors) for layer in drawn) / len(drawn)
+    assert found == pytest.approx(linear.weight.var().item(), rel=0.05)
+    assert torch.cat([layer.bias for layer in drawn]).var().item() == pytest.approx(1 / (3 * n), rel=0.05)
+    first = [w.clone() for w in drawn[0].parameters()]
+    drawn[0].reset_parameters()
+    assert not any(torch.equal(a, b) for a, b in zip(first, drawn[0].parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("in_factors", "out_factors"), FACTORS[:3], ids=str)
+def test_a_kronecker_product_is_found(in_factors, out_factors, device):
+    torch.manual_seed(0)
+    truth = KronLinear(in_factors, out_factors, device=device, dtype=torch.float64)
+    linear = torch.nn.Linear(truth.in_features, truth.out_features, device=device, dtype=torch.float64)
+    product = torch.eye(1, device=device, dtype=torch.float64)
+    for w in truth.factors:
+        product = torch.kron(product, w.detach())
+    linear.weight.data.copy_(product)
+    linear.bias.data.copy_(truth.bias)
+    found, error = KronLinear.from_linear(linear, in_factors, out_factors)
+    assert error < 1e-13
+    x = make((5, truth.in_features), torch.float64, device)
+    torch.testing.assert_close(found(x), linear(x), rtol=1e-11, atol=1e-11)
+    norms = [torch.linalg.vector_norm(w).item() for w in found.factors]
+    assert norms == pytest.approx([norms[0]] * len(norms))
+
+
+def test_two_factors_are_the_nearest_there_are():
+    linear = torch.nn.Linear(24, 15, bias=False, dtype=torch.float64)
+    found, error = KronLinear.from_linear(linear, (4, 6), (5, 3))
+    assert found.bias is None
+    entries = linear.weight.detach().reshape(5, 3, 4, 6).transpose(1, 2).reshape(20, 18)
+    values = torch.linalg.svdvals(entries)  # Eckart and Young: the distance to the nearest of rank one
+    assert error == pytest.approx((values[1:].square().sum() / values.square().sum()).sqrt().item(), rel=1e-12)
+    distance = torch.linalg.norm(linear.weight - torch.kron(*found.factors)) / torch.linalg.norm(linear.weight)
+    assert error == pytest.approx(distance.item(), rel=1e-12)
+
+
+def test_more_factors_are_a_local_optimum():
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(24, 30, dtype=torch.float64)
+    found, error = KronLinear.from_linear(linear, (2, 3, 4), (3, 5, 2))
+
+    def distance(factors):
+        product = torch.kron(factors[0], torch.kron(factors[1], factors[2]))
+        return torch.linalg.norm(linear.weight.detach() - product) / torch.linalg.norm(linear.weight.detach())
+
+    factors = [w.detach().requires_grad_() for w in found.factors]
+    at_optimum = distance(factors)
+    assert error == pytest.approx(at_optimum.item(), rel=1e-12)
+    assert max(g.abs().max() for g in torch.autograd.grad(at_optimum, factors)) < 1e-5
+    assert error < 1
+
+
+def test_float32_and_half_keep_their_dtype():
+    for dtype in (torch.float32, torch.bfloat16):
+        found, error = KronLinear.from_linear(torch.nn.Linear(6, 4, dtype=dtype), (2, 3), (2, 2))
+        assert {p.dtype for p in found.parameters()} == {dtype}
+        assert 0 < error < 1
+
+
+def test_zeros_are_a_product_too():
+    linear = torch.nn.Linear(6, 4)
+    linear.weight.data.zero_()
+    found, error = KronLinear.from_linear(linear, (2, 3), (2, 2))
+    assert error == 0
+    assert not any(w.any() for w in found.factors)
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "call"),
+    [
+        ("in_factors", ValueError, lambda: KronLinear((), ())),
+        ("in_factors", ValueError, lambda: KronLinear((2, 0), (2, 3))),
+        ("in_factors", TypeError, lambda: KronLinear(4, 4)),
+        ("out_factors", TypeError, lambda: KronLinear((2, 3), (2.0, 3))),
+        ("out_factors", ValueError, lambda: KronLinear((2, 3), (6,))),
+        ("linear", TypeError, lambda: KronLinear.from_linear(torch.nn.Identity(), (2, 3), (2, 2))),
+        ("in_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(7, 4), (2, 3), (2, 2))),
+        ("out_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(6, 5), (2, 3), (2, 2))),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(argument, error, call):
+    with pytest.raises(error, match=f"^{argument}: expected "):
+        call()
+
+
+def test_a_weight_that_is_not_finite_is_refused():
+    linear = torch.nn.Linear(6, 4)
+    linear.weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="^linear: expected a finite weight"):
+        KronLinear.from_linear(linear, (2, 3), (2, 2))
+
+
+def test_compiles_into_one_graph(device):
+    model = torch.nn.Sequential(KronLinear((4, 6), (5, 3)), torch.nn.ReLU(), KronLinear((5, 3), (2, 2))).to(device)
+    x = make((3, 24), device=device)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    whole = F.linear(x, torch.kron(*model[0].factors), model[0].bias)
+    torch.testing.assert_close(model[0](x), whole, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,232 @@
+"""kron_linear inside PyTorch: compile, opcheck, autocast, transforms, graphs, streams, threads, devices."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import cuops
+import pytest
+import torch
+import torch.nn.functional as F
+from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, make, x_of
+
+gpu = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("sample", ["one factor", "a vector", "empty batch", "both", "a factor of 1"])
+def test_opcheck(sample, with_bias, device):
+    for dtype in (torch.float32, torch.bfloat16):
+        x, factors, bias = arguments(SAMPLES[sample], dtype, device)
+        bias = bias.requires_grad_() if with_bias else None
+        factors = [w.requires_grad_() for w in factors]
+        torch.library.opcheck(torch.ops.cuops.kron_linear_fwd.default, (x.requires_grad_(), factors, bias))
+        dy = make((*x.shape[:-1], definition(x, factors).shape[-1]), dtype, device, 9).requires_grad_()
+        for needs in ((True, [True] * len(factors), with_bias), (False, [True] + [False] * (len(factors) - 1), True)):
+            torch.library.opcheck(torch.ops.cuops.kron_linear_bwd.default, (dy, x, factors, *needs))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_into_one_graph(dynamic, device):
+    @torch.compile(fullgraph=True, dynamic=dynamic, backend="aot_eager" if device.type == "cpu" else "inductor")
+    def layer(x, factors, bias):
+        return cuops.kron_linear(cuops.kron_linear(x * 2, factors, bias), [w.mT for w in factors]) + 1
+
+    for rows, (a, b) in itertools.product((3, 5), ((4, 6), (7, 2))):
+        x, factors = make((rows, a * b), device=device), [make((5, a), device=device), make((3, b), device=device)]
+        bias = make((15,), device=device, seed=2).requires_grad_()
+        want = x_of(x_of(x * 2, factors) + bias, [w.mT for w in factors]) + 1
+        got = layer(x, factors, bias)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        (dbias,) = torch.autograd.grad(got.sum(), bias)
+        torch.testing.assert_close(dbias, torch.autograd.grad(want.sum(), bias)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_compiled_graphs_call_the_operator(device):
+    found = []
+
+    def backend(module, _):
+        found.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    x, factors, bias = arguments(SAMPLES["both"], device=device)
+    torch.compile(cuops.kron_linear, fullgraph=True, backend=backend)(x, factors, bias)
+    assert "cuops.kron_linear_fwd" in found
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_does_what_it_does_to_linear(dtype, low, device):
+    x, (w, v), bias = arguments(SAMPLES["both"], dtype, device)
+    weight = torch.kron(w, v).requires_grad_()
+    w.requires_grad_()
+    with torch.autocast(device.type, dtype=low):
+        y = cuops.kron_linear(x, [w, v], bias)
+        assert y.dtype == F.linear(x, weight, bias).dtype
+    y.sum().backward()
+    assert w.grad.dtype == dtype
+    converted = [a.detach().to(y.dtype) for a in (x, w, v, bias)]
+    check(y, converted[0], converted[1:3], converted[3])
+
+
+def test_autocast_mixes_dtypes(device):
+    x, factors, bias = arguments(SAMPLES["primes"], torch.float32, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        y = cuops.kron_linear(x.bfloat16(), factors, bias.half())
+    assert y.dtype == torch.bfloat16
+
+
+def test_transforms_of_torch_func(device):
+    x, (w, v), bias = arguments(SAMPLES["both"], torch.float64, device)
+
+    def loss(of):
+        return lambda x, w, v, bias: of(x, [w, v], bias).sin().sum()
+
+    def formula(x, factors, bias=None):
+        y = x_of(x, factors)
+        return y if bias is None else y + bias
+
+    for transform in (
+        lambda of: torch.func.grad(loss(of), argnums=(0, 1, 2, 3))(x, w, v, bias)[1],
+        lambda of: torch.vmap(lambda row: of(row, [w, v], bias))(x),
+        lambda of: torch.vmap(lambda b: of(x, [w, v], b))(torch.stack([bias, -bias])),
+        lambda of: torch.vmap(lambda factor: of(x, [factor, v]))(torch.stack([w, -w])),
+        lambda of: torch.vmap(torch.func.grad(loss(of), argnums=1), (0, None, None, None))(x, w, v, bias),
+        lambda of: torch.func.jvp(lambda x, w: of(x, [w, v]), (x, w), (x + 1, w + 1))[1],
+        lambda of: torch.func.jacrev(lambda v: of(x[0], [w[:3], v]))(v),
+    ):
+        torch.testing.assert_close(transform(cuops.kron_linear), transform(formula), rtol=1e-10, atol=1e-8)
+
+
+def test_forward_mode_differentiation(device):
+    x, factors, _ = arguments(SAMPLES["both"], torch.float64, device)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, 2 * x)
+        tangent = torch.autograd.forward_ad.unpack_dual(cuops.kron_linear(dual, factors)).tangent
+    torch.testing.assert_close(tangent.cpu(), 2 * definition(x, factors))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_every_path_gives_the_same_bits(sample, dtype):
+    x, factors, bias = arguments(SAMPLES[sample], dtype, "cuda")
+    want = torch.ops.cuops.kron_linear_fwd(x, factors, bias)
+    assert torch.equal(cuops.kron_linear(x, factors, bias), want)
+    assert torch.equal(cuops.kron_linear(x.clone().requires_grad_(), factors, bias), want)
+    with torch.no_grad():
+        assert torch.equal(cuops.kron_linear(x.clone().requires_grad_(), factors, bias), want)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cuda_graph_replays_on_new_data(dtype):
+    x, factors, bias = arguments(LARGE["four of 16"], dtype, "cuda")
+    leaf = x.clone().requires_grad_()
+
+    def run():
+        y = cuops.kron_linear(leaf, factors, bias)
+        return y, *torch.autograd.grad(y, leaf, x)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    with torch.no_grad():
+        leaf.copy_(make(x.shape, dtype, "cuda", 30))
+    graph.replay()
+    for a, b in zip(results, run(), strict=True):
+        assert torch.equal(a, b)
+
+
+@gpu
+def test_works_on_the_current_stream():
+    x, w = torch.zeros(4096, 4096, device="cuda"), torch.ones(64, 64, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        x.fill_(2.0)
+        y = cuops.kron_linear(x, [w, w])
+    stream.synchronize()
+    assert torch.equal(y, torch.full_like(y, 8192.0))
+
+
+@gpu
+def test_threads_and_streams_do_not_disturb_each_other():
+    samples = [((100 + index,), [(32, 32), (8 + index, 8 + index)]) for index in range(4)]
+    results = {}
+
+    def work(index):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x, factors, bias = arguments(samples[index], device="cuda")
+            results[index] = [cuops.kron_linear(x, factors, bias) for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, got in results.items():
+        want = cuops.kron_linear(*arguments(samples[index], device="cuda"))
+        assert all(torch.equal(y, want) for y in got)
+
+
+@gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_a_gpu_that_is_not_current():
+    first, second = (arguments(SAMPLES["squares of 16"], device=f"cuda:{index}") for index in range(2))
+    results = [(cuops.kron_linear(*first), cuops.kron_linear(*second)) for _ in range(20)]
+    assert torch.cuda.current_device() == 0
+    for a, b in results:
+        assert b.device == second[0].device
+        assert torch.equal(a.cpu(), b.cpu())
+
+
+@gpu
+@pytest.mark.parametrize("sizes", [[(64, 64), (64, 64)], [(16, 16)] * 3, [(2, 2)] * 12], ids=str)
+def test_more_than_two_to_the_31_elements(sizes):
+    factors = [make(size, torch.float16, "cuda", seed) / size[1] ** 0.5 for seed, size in enumerate(sizes)]
+    x = torch.empty(2**19 + 3, 4096, device="cuda", dtype=torch.float16)
+    for chunk in x.split(2**16):
+        chunk.normal_()
+    y = cuops.kron_linear(x, factors)
+    for rows in (slice(0, 2), slice(2**18 - 1, 2**18 + 2), slice(-3, None)):
+        check(y[rows], x[rows], factors)
+
+
+@gpu
+def test_rows_of_more_than_two_to_the_31_elements():
+    x = torch.ones(1, 2**31 + 2**16, device="cuda", dtype=torch.float16)
+    x[0, -1] = 3
+    y = cuops.kron_linear(
+        x,
+        [
+            torch.eye(2**15 + 1, device="cuda", dtype=torch.float16),
+            torch.eye(2**16, device="cuda", dtype=torch.float16),
+        ],
+    )
+    assert torch.equal(y, x)
+
+
+@gpu
+def test_float32_is_as_exact_as_cublas_and_takes_tf32_where_allowed():
+    x, factors, _ = arguments(LARGE["128 x 128"], torch.float32, "cuda")
+    want = definition(x, factors)
+
+    def error(y):
+        return ((y.cpu().double() - want).square().mean() / want.square().mean()).sqrt().item()
+
+    exact = error(cuops.kron_linear(x, factors))
+    assert exact <= 2 * error(x_of(x, factors))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert error(cuops.kron_linear(x, factors)) <= 2 * error(x_of(x, factors))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
