@@ -134,7 +134,7 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
 }
 
 // Host arrays, through the GPU `device`; y may be x. Returns when y is written.
-void rms_norm_fwd_host(TensorView y, TensorView rstd, TensorView x, OptionalTensor weight, OptionalTensor bias, double eps,
+void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, OptionalTensor weight, OptionalTensor bias, double eps,
                        double weight_offset, int64_t device) {
   RmsNormFwdParams p = fwd_params(x, eps, weight_offset);
   const DType dtype = dtype_of(x, "x");
@@ -154,18 +154,21 @@ void rms_norm_fwd_host(TensorView y, TensorView rstd, TensorView x, OptionalTens
     p.bias_wide = expect_parameter(*bias, "bias", x, dtype);
     p.bias = bias_memory.upload(data_of(*bias), p.n * size_of(dtype_of(*bias, "bias")));
   }
-  expect_rstd(rstd, x, p.rows, dtype);
   const HostRows host_in{static_cast<char*>(in.data), in.stride * size_of(dtype), p.n * size_of(dtype)};
   const HostRows host_out{static_cast<char*>(out.data), out.stride * size_of(p.y_dtype), p.n * size_of(p.y_dtype)};
-  const std::int64_t rstd_size = size_of(accumulator_of(dtype));
-  const HostRows host_rstd{data_of(rstd), rstd_size, rstd_size};
-  stream_rows(static_cast<int>(device), p.rows, {host_in}, {host_out, host_rstd},
+  std::vector<HostRows> outputs{host_out};
+  if (rstd.has_value()) {
+    expect_rstd(*rstd, x, p.rows, dtype);
+    const std::int64_t rstd_size = size_of(accumulator_of(dtype));
+    outputs.push_back({data_of(*rstd), rstd_size, rstd_size});
+  }
+  stream_rows(static_cast<int>(device), p.rows, {host_in}, outputs,
               [&](const CUdeviceptr* from, const CUdeviceptr* to, std::int64_t rows, CUstream stream) {
                 RmsNormFwdParams chunk = p;
                 chunk.rows = rows;
                 chunk.x = {reinterpret_cast<void*>(from[0]), INT64_MAX, p.n, 0};
                 chunk.y = {reinterpret_cast<void*>(to[0]), INT64_MAX, p.n, 0};
-                chunk.rstd = reinterpret_cast<void*>(to[1]);
+                if (rstd.has_value()) chunk.rstd = reinterpret_cast<void*>(to[1]);
                 launch_fwd(chunk, dtype, static_cast<int>(device), stream);
               });
 }

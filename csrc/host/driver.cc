@@ -54,6 +54,7 @@ Device& device_at(int index) {
     check(d.DeviceGetAttribute(&major, kComputeCapabilityMajor, handle), "cuDeviceGetAttribute");
     check(d.DeviceGetAttribute(&minor, kComputeCapabilityMinor, handle), "cuDeviceGetAttribute");
     check(d.DeviceGetAttribute(&device.properties.multiprocessors, kMultiprocessorCount, handle), "cuDeviceGetAttribute");
+    check(d.DeviceGetAttribute(&device.properties.shared_bytes, kSharedBytesOptIn, handle), "cuDeviceGetAttribute");
     device.properties.capability = 10 * major + minor;
     check(d.DevicePrimaryCtxRetain(&device.context, handle), "cuDevicePrimaryCtxRetain");
   });

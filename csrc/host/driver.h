@@ -13,7 +13,8 @@ using CUdeviceptr = std::uint64_t;
 using CUcontext = struct CUctx_st*;
 using CUmodule = struct CUmod_st*;
 using CUlibrary = struct CUlib_st*;
-using CUfunction = struct CUfunc_st*;  // a CUkernel may stand in for it in launches
+using CUkernel = struct CUkern_st*;
+using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
 using CUevent = struct CUevent_st*;
 
@@ -34,7 +35,8 @@ struct CUlaunchConfig {
 };
 
 constexpr int kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76, kMultiprocessorCount = 16;  // CUdevice_attribute
-constexpr int kMaxDynamicSharedBytes = 8;                                                             // CUfunction_attribute
+constexpr int kSharedBytesOptIn = 97;                                                                 // likewise
+constexpr int kStaticSharedBytes = 1, kMaxDynamicSharedBytes = 8, kNonPortableClusters = 14;          // CUfunction_attribute
 constexpr int kClusterDimension = 4;                                                                  // CUlaunchAttributeID
 
 // F(name, exported symbol, parameter types). A suffix like _v2 names the version of the entry point that the types are of.
@@ -52,6 +54,7 @@ constexpr int kClusterDimension = 4;                                            
   F(CtxPopCurrent, "cuCtxPopCurrent_v2", CUcontext*)                                                                            \
   F(ModuleLoadData, "cuModuleLoadData", CUmodule*, const void*)                                                                 \
   F(ModuleGetFunction, "cuModuleGetFunction", CUfunction*, CUmodule, const char*)                                               \
+  F(FuncGetAttribute, "cuFuncGetAttribute", int*, int, CUfunction)                                                              \
   F(FuncSetAttribute, "cuFuncSetAttribute", CUfunction, int, int)                                                               \
   F(LaunchKernel, "cuLaunchKernel", CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
     void**, void**)                                                                                                             \
@@ -70,8 +73,8 @@ constexpr int kClusterDimension = 4;                                            
 // Younger than the oldest driver that cuops runs on: nullptr where the driver has none.
 #define CUOPS_OPTIONAL_DRIVER_FUNCTIONS(F)                                                                           \
   F(LibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, void*, void**, unsigned, void*, void**, unsigned) \
-  F(LibraryGetKernel, "cuLibraryGetKernel", CUfunction*, CUlibrary, const char*)                                     \
-  F(KernelSetAttribute, "cuKernelSetAttribute", int, int, CUfunction, CUdevice)                                      \
+  F(LibraryGetKernel, "cuLibraryGetKernel", CUkernel*, CUlibrary, const char*)                                       \
+  F(KernelGetFunction, "cuKernelGetFunction", CUfunction*, CUkernel)                                                 \
   F(LaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)
 
 struct Driver {
@@ -101,6 +104,7 @@ class ContextGuard {
 struct DeviceProperties {
   int capability;  // 90 is compute capability 9.0
   int multiprocessors;
+  int shared_bytes;  // that a block may have
 };
 const DeviceProperties& properties(int device);
 

@@ -53,24 +53,40 @@ CUfunction Kernel::load(int device) {
   if (found == by_op.end()) found = by_op.emplace(key, load_image(op_, device)).first;
   CUfunction function = nullptr;
   if (found->second.library != nullptr) {
-    check(d.LibraryGetKernel(&function, found->second.library, name_.c_str()), "cuLibraryGetKernel");
+    CUkernel kernel = nullptr;
+    check(d.LibraryGetKernel(&kernel, found->second.library, name_.c_str()), "cuLibraryGetKernel");
+    check(d.KernelGetFunction(&function, kernel), "cuKernelGetFunction");  // launches faster than the kernel itself
   } else {
     check(d.ModuleGetFunction(&function, found->second.module, name_.c_str()), "cuModuleGetFunction");
   }
+  // Launches may take all the shared memory that there is, and clusters of more than 8 blocks.
+  int own = 0;
+  check(d.FuncGetAttribute(&own, kStaticSharedBytes, function), "cuFuncGetAttribute");
+  check(d.FuncSetAttribute(function, kMaxDynamicSharedBytes, properties(device).shared_bytes - own), "cuFuncSetAttribute");
+  if (hardware(op_.c_str(), device).clusters) check(d.FuncSetAttribute(function, kNonPortableClusters, 1), "cuFuncSetAttribute");
   loaded_[device].store(function, std::memory_order_release);
   return function;
 }
 
-const Hardware& hardware(const std::string& op, int device) {
+const Hardware& hardware(const char* op, int device) {
+  thread_local const Hardware* last = nullptr;  // most calls ask what the call before asked
+  thread_local std::pair<const char*, int> last_asked;
+  if (last != nullptr && last_asked == std::make_pair(op, device)) return *last;
   static std::mutex mutex;
   static std::map<std::pair<std::string, int>, Hardware> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find({op, device});
-  if (found != known.end()) return found->second;
-  const DeviceProperties& device_properties = properties(device);
-  const int capability = device_properties.capability;
-  const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && choose_image(op, capability).cuda >= 120;
-  return known.emplace(std::make_pair(op, device), Hardware{capability, device_properties.multiprocessors, clusters}).first->second;
+  auto found = known.find({op, device});
+  if (found == known.end()) {
+    const DeviceProperties& device_properties = properties(device);
+    const int capability = device_properties.capability;
+    const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && choose_image(op, capability).cuda >= 120;
+    found = known
+                .emplace(std::make_pair(op, device),
+                         Hardware{capability, device_properties.multiprocessors, device_properties.shared_bytes, clusters})
+                .first;
+  }
+  last_asked = {op, device};
+  return *(last = &found->second);
 }
 
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params) {

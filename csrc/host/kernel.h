@@ -38,9 +38,10 @@ struct LaunchShape {
 struct Hardware {
   int capability;  // 90 is compute capability 9.0
   int multiprocessors;
-  bool clusters;  // whether blocks of a cluster can work together in kernels of this operator
+  int shared_bytes;  // that a block may have
+  bool clusters;     // whether blocks of a cluster can work together in kernels of this operator
 };
-const Hardware& hardware(const std::string& op, int device);
+const Hardware& hardware(const char* op, int device);  // op: a literal
 
 // As many threads as handle `items` with `each` items a thread, in whole warps.
 inline unsigned threads_for(std::int64_t items, std::int64_t each) {

@@ -6,8 +6,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
+
+#include "workers.h"
 
 namespace cuops {
 namespace {
@@ -154,6 +155,7 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
   std::atomic<bool> failed{false};
   std::exception_ptr failure;
   auto work = [&] {
+    if (failed) return;
     try {
       const ContextGuard worker_context(device);
       auto lane = pool().take(device);
@@ -172,19 +174,12 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
           copy_rows(slot.at(first), slot.rows.stride, lane->on_host + slot.offset, slot.rows.bytes, count, slot.rows.bytes);
         }
       }
-      pool().give(device, std::move(lane));
+      if (!failed) pool().give(device, std::move(lane));
     } catch (...) {
       if (!failed.exchange(true)) failure = std::current_exception();
     }
   };
-  std::vector<std::thread> workers;
-  try {
-    for (std::int64_t i = 1; i < std::min<std::int64_t>(most_workers, chunks); ++i) workers.emplace_back(work);
-  } catch (const std::system_error&) {
-    // The system gives no more threads: those that there are do the work.
-  }
-  work();
-  for (auto& worker : workers) worker.join();
+  run_together(static_cast<unsigned>(std::min<std::int64_t>(most_workers, chunks)) - 1, work);
   if (failure) std::rethrow_exception(failure);
 }
 

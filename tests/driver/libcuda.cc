@@ -162,7 +162,11 @@ DRIVER(cuDeviceTotalMem_v2, size_t* bytes, int) {
 DRIVER(cuDeviceGetAttribute, int* value, int attribute, int) {
   MAY_FAIL;
   const int capability = setting("STAND_IN_CAPABILITY", 90);
-  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 132 : 0;
+  *value = attribute == 75   ? capability / 10
+           : attribute == 76 ? capability % 10
+           : attribute == 16 ? 132
+           : attribute == 97 ? 232448
+                             : 0;
   return 0;
 }
 DRIVER(cuDevicePrimaryCtxRetain, Context** context, int device) {
@@ -193,6 +197,11 @@ DRIVER(cuModuleLoadData, void** module, const void* image) {
 DRIVER(cuModuleGetFunction, void** function, void*, const char* name) {
   MAY_FAIL;
   return find_function(function, name);
+}
+DRIVER(cuFuncGetAttribute, int* value, int, void*) {
+  MAY_FAIL;
+  *value = 0;
+  return 0;
 }
 DRIVER(cuFuncSetAttribute, void*, int, int) {
   MAY_FAIL;
@@ -276,8 +285,9 @@ DRIVER(cuLibraryGetKernel, void** function, void*, const char* name) {
   MAY_FAIL;
   return find_function(function, name);
 }
-DRIVER(cuKernelSetAttribute, int, int, void*, int) {
+DRIVER(cuKernelGetFunction, void** function, void* kernel) {
   MAY_FAIL;
+  *function = kernel;
   return 0;
 }
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {

@@ -201,7 +201,7 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
         or (residual is not None and residual.requires_grad)
         or (bias is not None and bias.requires_grad)
     ):
-        return _Direct.apply(x, residual, weight, bias, eps, weight_offset)
+        return _apply_direct(x, residual, weight, bias, eps, weight_offset)
     y = _empty_like(x)
     if residual is None:
         _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
@@ -236,3 +236,7 @@ class _Direct(torch.autograd.Function):
             dx if wants_x else None, dx if wants_residual else None,
             dweight if wants_weight else None, dbias if wants_bias else None, None, None,
         )  # fmt: skip
+
+
+# Function.apply without its look for transforms of torch.func, which `is_direct` has had.
+_apply_direct = super(torch.autograd.Function, _Direct).apply  # type: ignore[misc]

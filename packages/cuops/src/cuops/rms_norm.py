@@ -84,7 +84,9 @@ def rms_norm(
     if out is not None:
         _check_out(out, x, out_dtype)
     in_place = out is not None and _may_be_written_early(out, x, residual, weight, bias)
-    forward: Any = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None)
+    forward: Any = functools.partial(
+        _fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd
+    )
     if not _arguments.is_ndarray(x):
         forward = forward_torch if _arguments.is_tensor(x) else _fwd_dlpack
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
@@ -175,7 +177,7 @@ def _flat(a: Any, dims: int) -> Any:
     return a if dims == 1 else a.reshape(*a.shape[: len(a.shape) - dims], -1)
 
 
-def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=None):  # type: ignore[no-untyped-def]
+def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=None, with_rstd=False):  # type: ignore[no-untyped-def]
     import numpy as np
 
     device = _backend.gpu_for_host_arrays()
@@ -192,7 +194,7 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
     )
     rows = x if x.flags.c_contiguous else np.ascontiguousarray(x)
     y = np.empty(x.shape, out_dtype or x.dtype) if out is None else out
-    rstd = np.empty(x.shape[:-1], wide)
+    rstd = np.empty(x.shape[:-1], wide) if with_rstd else None
     _backend.library().rms_norm_fwd_host(y, rstd, rows, weight, bias, eps, weight_offset, device)
     return y, x, rstd
 
