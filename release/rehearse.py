@@ -190,16 +190,17 @@ def push(r: Rehearsal, registry: str, options: list[str]) -> dict[str, Any]:
 
 
 def pull(r: Rehearsal, registry: str, pushed: dict[str, Any], version: str, commit: str) -> str:
-    """Pulls an image back by digest, after forgetting it, and runs the doctor in it; returns what was seen."""
+    """Pulls an image back by digest and by tag, after forgetting it, and runs the doctor; returns what was seen."""
     labels = pushed["config"]["Labels"]
     agree("version and label", version, labels["org.opencontainers.image.version"])
     agree("commit and label", commit, labels["org.opencontainers.image.revision"])
-    here, remote = engine(r), f"{registry}/cuops@{pushed['digest']}"
+    here = engine(r)
     here.forget(f"cuops:{version}-cu121", *(f"{registry}/cuops:{tag}" for tag in pushed["tags"]))
-    here.pull(remote)
-    here.inside(remote, *images.DOCTOR)
-    agree("version and image", version, here.inside(remote, *images.TRIAL).splitlines()[-1])
-    here.forget(remote)
+    for remote in (f"{registry}/cuops@{pushed['digest']}", f"{registry}/cuops:{pushed['tags'][-1]}"):
+        here.pull(remote)
+        here.inside(remote, *images.DOCTOR)
+        agree("version and image", version, here.inside(remote, *images.TRIAL).splitlines()[-1])
+        here.forget(remote)
     tags = ", ".join(pushed["tags"])
     return f"{tags}: {pushed['size'] / 1e6:.0f} MB, {pushed['digest'][:19]}…, the doctor is content"
 
@@ -212,7 +213,7 @@ def all_images(r: Rehearsal, nightly_version: str, version: str, url: str, base:
             seen.append(base)
     options = ["--base", base] if base else []
     with servers.image_registry(r.scratch / "registry") as registry:
-        with r.station("images: nightly, pushed and pulled back by digest") as seen:
+        with r.station("images: nightly, pushed, pulled back by digest and by tag") as seen:
             git(r.clone, "checkout", "--quiet", "HEAD~")
             pushed = push(r, registry, [*options, "--dist", str(r.scratch / "nightly/files")])
             seen.append(pull(r, registry, pushed, nightly_version, git(r.clone, "rev-parse", "HEAD").strip()))
