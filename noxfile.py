@@ -95,30 +95,39 @@ def wheels(session: nox.Session) -> None:
         session.log(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB")
 
 
+def install_built(session: nox.Session, *groups: str) -> None:
+    """Installs the wheels of dist/ and groups of tools; with --no-venv, what is importable serves."""
+    if session.venv_backend != "none":
+        install_wheels(session, sorted(DIST.glob("*.whl")) or session.error("dist/ is empty: run nox -s wheels first"))
+        session.install(*(requirement for name in groups for requirement in group(name)))
+
+
+GPU_TESTS = ("python", "-m", "pytest", "-m", "gpu", "--ignore=tests/test_wheels.py", "--ignore=tests/release")
+
+
 @nox.session
 def gpu_tests(session: nox.Session) -> None:
     """Run the tests on this machine's GPU, with the wheels of dist/ (with --no-venv: with what is importable)."""
-    if session.venv_backend != "none":
-        install_wheels(session, sorted(DIST.glob("*.whl")) or session.error("dist/ is empty: run nox -s wheels first"))
-        session.install(*group("test"))
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "--ignore=tests/test_wheels.py",
-        "--ignore=tests/release",
-        *session.posargs,
-    )
+    install_built(session, "test")
+    session.run(*GPU_TESTS, *session.posargs)
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck -k rms_norm: one, and which tests)."""
+    install_built(session, "test")
+    options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
+    # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    for tool in options.tools:
+        sanitizer = ("compute-sanitizer", f"--tool={tool}", "--error-exitcode=99", "--target-processes=all")
+        session.run(*sanitizer, *GPU_TESTS, *pytest_options, env=environment, external=True)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure operators beside their peers on this machine's GPU, into benchmarks/results/."""
-    if session.venv_backend != "none":
-        install_wheels(session, sorted(DIST.glob("*.whl")) or session.error("dist/ is empty: run nox -s wheels first"))
-        session.install(*group("test"), *group("bench"))
+    install_built(session, "test", "bench")
     session.run("python", "-m", "benchmarks", *(session.posargs or ["rms_norm"]))
 
 

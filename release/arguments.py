@@ -7,6 +7,7 @@ from pathlib import Path
 
 MACHINES = ("x86_64", "aarch64")
 ENGINES = ("docker", "podman", "buildah")
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def _parser(session: str, description: str) -> argparse.ArgumentParser:
@@ -37,6 +38,13 @@ def wheels() -> argparse.ArgumentParser:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--cibuildwheel", action="store_true", help="build in the stock manylinux image")
     how.add_argument("--built", action="store_true", help="build nothing: check what is in dist/, and write SHA256SUMS")
+    return parser
+
+
+def sanitize() -> argparse.ArgumentParser:
+    """Of `nox -s sanitize`; what it does not know goes to pytest."""
+    parser = _parser("sanitize", "Runs the GPU tests under compute-sanitizer.")
+    parser.add_argument("--tools", nargs="+", choices=SANITIZERS, default=SANITIZERS)
     return parser
 
 
