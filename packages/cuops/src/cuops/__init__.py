@@ -1,11 +1,12 @@
-"""CUDA operators for PyTorch and NumPy: RMSNorm at the speed of memory, Kronecker-factored linear layers."""
+"""CUDA operators for PyTorch and NumPy: RMSNorm, Kronecker-factored linear layers, normal samples."""
 
 from . import errors
 from .kron_linear import kron_linear
 from .pinned import pinned_empty
 from .rms_norm import rms_norm, rms_norm_
+from .sample_normal import sample_normal
 
-__all__ = ["errors", "kron_linear", "pinned_empty", "rms_norm", "rms_norm_"]
+__all__ = ["errors", "kron_linear", "pinned_empty", "rms_norm", "rms_norm_", "sample_normal"]
 
 
 def __getattr__(name: str) -> object:

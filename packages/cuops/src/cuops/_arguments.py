@@ -34,7 +34,7 @@ def accumulator(dtype_name: str) -> str:
     return "float64" if dtype_name == "float64" else "float32"
 
 
-def array(name: str, value: Any, like: Any = None) -> None:
+def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
     """`value` is an array that kernels take, of the kind and on the device of `like`."""
     if is_tensor(value):
         if value.layout is not torch.strided:
@@ -47,9 +47,31 @@ def array(name: str, value: Any, like: Any = None) -> None:
     if like is None:
         return
     if is_tensor(value) != is_tensor(like) or is_ndarray(value) != is_ndarray(like):
-        raise TypeError(f"{name}: expected a {type(like).__qualname__} like x, got a {type(value).__qualname__}")
+        raise TypeError(
+            f"{name}: expected a {type(like).__qualname__} like {like_name}, got a {type(value).__qualname__}"
+        )
     if is_tensor(value) and value.device != like.device:
-        raise ValueError(f"{name}: expected a tensor on x's device, {like.device}, got one on {value.device}")
+        raise ValueError(f"{name}: expected a tensor on {like_name}'s device, {like.device}, got one on {value.device}")
+
+
+def integer(name: str, value: Any, least: int, most: int) -> None:
+    """`value` is an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__qualname__}")
+    if not least <= int(value) <= most:
+        raise ValueError(f"{name}: expected an integer from {least} to {most}, got {value}")
+
+
+def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that arrays of these shapes, by name, broadcast to."""
+    result: tuple[int, ...] = ()
+    for name, shape in shapes.items():
+        ndim = max(len(shape), len(result))
+        padded = [(1,) * (ndim - len(s)) + tuple(s) for s in (result, shape)]
+        if any(a != b and 1 not in (a, b) for a, b in zip(*padded, strict=True)):
+            raise ValueError(f"{name}: expected a shape that broadcasts with {result}, got {tuple(shape)}")
+        result = tuple(b if a == 1 else a for a, b in zip(*padded, strict=True))
+    return result
 
 
 def number(name: str, value: Any, least: float = -math.inf) -> None:

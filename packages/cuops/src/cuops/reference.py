@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from . import _noise, _truncation
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+
+CHUNK = 1 << 13  # columns, and calls of Philox, at once: what they need stays in the cache
 
 
 def rms_norm_numpy(
@@ -146,3 +151,112 @@ def kron_linear_torch_backward(
         dfactors.append(None if dw is None else dw.to(w.dtype))
     dx = _product(dy, [w.mT for w in factors]).reshape(x.shape).to(x.dtype) if needs_x else None
     return dx, dfactors
+
+
+def _samples(xp: Any, parameters: list[Any], noise: Any) -> Any:
+    """Samples in float64; `parameters` are mu and sigma, or mu, sigma, low and high with uniform noise."""
+    mu, sigma, *bounds = parameters
+    x = _truncation.truncated(xp, parameters, noise) if bounds else mu + sigma * noise
+    return xp.where(sigma >= 0, x, float("nan"))
+
+
+def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precise: bool, uniform: bool) -> torch.Tensor:
+    """`_noise.noise` as a tensor; on the CPU by NumPy, which is several times as fast there."""
+    import numpy as np
+    import torch
+
+    if device.type == "cpu":
+        draw = draw._replace(seed=int(draw.seed), stream=int(draw.stream))
+        return torch.from_numpy(_noise.noise(np, draw, np.arange(columns.start, columns.stop), precise, uniform))
+    numbers = torch.arange(columns.start, columns.stop, device=device)
+    return _noise.noise(torch, draw, numbers, precise, uniform)
+
+
+def _parts(shape: tuple[int, ...], draw: _noise.Draw) -> Iterator[tuple[slice, slice, _noise.Draw]]:
+    """A draw in parts that fit the cache: columns, samples of the whole draw, and the part's own draw."""
+    columns = int(math.prod(shape))
+    for column in range(0, columns, CHUNK):
+        step = max(CHUNK // min(columns, CHUNK), 1) * 4
+        for sample in range(0, draw.num_samples, step):
+            count = min(step, draw.num_samples - sample)
+            part = draw._replace(start=draw.start + sample, num_samples=count)
+            yield slice(column, min(column + CHUNK, columns)), slice(sample, sample + count), part
+
+
+def sample_normal_numpy(
+    mu: np.ndarray,
+    sigma: np.ndarray,
+    low: np.ndarray | None,
+    high: np.ndarray | None,
+    draw: _noise.Draw,
+    out: np.ndarray,
+) -> None:
+    """Writes the samples of mu + sigma z into `out`; mu, sigma, low and high are of one shape."""
+    import numpy as np
+
+    given = [np.asarray(a, np.float64).reshape(-1) for a in (mu, sigma, low, high) if a is not None]
+    rows = np.moveaxis(out, -2 if draw.sample_dim == 0 else -1, 0)
+    samples = rows if rows.ndim == 2 else np.empty((draw.num_samples, given[0].size), out.dtype)
+    with np.errstate(all="ignore"):
+        for columns, place, part in _parts(mu.shape, draw):
+            numbers = np.arange(columns.start, columns.stop)
+            noise = _noise.noise(np, part, numbers, out.dtype == np.float64, low is not None)
+            samples[place, columns] = _samples(np, [a[columns] for a in given], noise)
+    if samples is not rows:
+        rows[...] = samples.reshape(rows.shape)
+
+
+def sample_normal_torch(
+    mu: torch.Tensor,
+    sigma: torch.Tensor,
+    low: torch.Tensor | None,
+    high: torch.Tensor | None,
+    draw: _noise.Draw,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The samples of mu + sigma z; mu, sigma, low and high are of one shape."""
+    import torch
+
+    given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
+    samples = mu.new_empty((draw.num_samples, mu.numel()), dtype=dtype)
+    for columns, place, part in _parts(mu.shape, draw):
+        noise = _noise_torch(part, columns, mu.device, dtype == torch.float64, low is not None)
+        samples[place, columns] = _samples(torch, [a[columns] for a in given], noise).to(dtype)
+    return laid_out(samples.reshape(draw.num_samples, *mu.shape), draw)
+
+
+def laid_out(samples: torch.Tensor, draw: _noise.Draw) -> torch.Tensor:
+    """Samples along the first dimension, moved to where the draw wants them."""
+    return samples.movedim(0, -2 if draw.sample_dim == 0 else -1).contiguous()
+
+
+def sample_normal_torch_backward(
+    grad: torch.Tensor,
+    mu: torch.Tensor,
+    sigma: torch.Tensor,
+    low: torch.Tensor | None,
+    high: torch.Tensor | None,
+    draw: _noise.Draw,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients for mu, sigma, low and high. The noise is drawn again. Differentiable."""
+    import torch
+
+    g = grad.double().movedim(-2 if draw.sample_dim == 0 else -1, 0).reshape(draw.num_samples, -1)
+    given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
+    sums: list[list[torch.Tensor]] = []
+    for columns, place, part in _parts(mu.shape, draw):
+        parameters = [a[columns] for a in given]
+        noise = _noise_torch(part, columns, mu.device, grad.dtype == torch.float64, low is not None)
+        slopes: list[torch.Tensor] = [torch.ones_like(noise), noise]
+        if low is not None:
+            x = _truncation.truncated(torch, parameters, noise)
+            slopes = list(_truncation.slopes(torch, parameters, noise, x))
+        found = [(g[place, columns] * slope).sum(0) for slope in slopes]
+        if columns.start == len(sums) * CHUNK:
+            sums.append(found)
+        else:
+            sums[-1] = [a + b for a, b in zip(sums[-1], found, strict=True)]
+    results = [torch.cat(parts).reshape(mu.shape) for parts in zip(*sums, strict=True)] or [torch.zeros_like(mu)] * 4
+    kinds = (mu, sigma) if low is None else (mu, sigma, low, high)
+    gradients = [a.to(like.dtype) for a, like in zip(results, kinds, strict=True)]
+    return (*gradients, *([None, None] if low is None else []))  # type: ignore[return-value]

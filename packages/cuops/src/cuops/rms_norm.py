@@ -84,9 +84,7 @@ def rms_norm(
     if out is not None:
         _check_out(out, x, out_dtype)
     in_place = out is not None and _may_be_written_early(out, x, residual, weight, bias)
-    forward: Any = functools.partial(
-        _fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd
-    )
+    forward: Any = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd)
     if not _arguments.is_ndarray(x):
         forward = forward_torch if _arguments.is_tensor(x) else _fwd_dlpack
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)

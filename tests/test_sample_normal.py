@@ -1,0 +1,193 @@
+"""Normal samples: which numbers a call draws, in which layout, from which random state."""
+
+from __future__ import annotations
+
+import itertools
+
+import cuops
+import numpy as np
+import pytest
+import torch
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+gpu = pytest.mark.gpu
+
+# Philox-4x32-10 at 0, and at digits of pi: the known answers of its authors' library, Random123.
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def parameters(shape=(10,), dtype=torch.float32, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mu = torch.randn(shape, generator=generator, dtype=torch.float64)
+    sigma = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
+    return mu.to(device, dtype), sigma.to(device, dtype)
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_philox_gives_the_known_answers(counter, key, answer):
+    from cuops._noise import philox
+
+    words = [np.array([word]) for word in counter]
+    assert tuple(int(word[0]) for word in philox(words, key)) == answer
+    words = [torch.tensor([word]) for word in counter]
+    assert tuple(int(word) for word in philox(words, key)) == answer
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("sample_dim", "shared", "antithetic", "bounded"), list(itertools.product([0, -1], *[[False, True]] * 3))
+)
+@pytest.mark.parametrize("shape", [(10,), (33,), (2, 3, 8)], ids=str)
+def test_parts_of_a_draw_are_bitwise_those_of_the_whole(shape, sample_dim, shared, antithetic, bounded, dtype, device):
+    mu, sigma = parameters(shape, dtype, device)
+    options = {"sample_dim": sample_dim, "shared_noise": shared, "antithetic": antithetic, "seed": 7}
+    if bounded:
+        options |= {"low": -0.5, "high": 1.25}
+    axis = len(shape) - 1 if sample_dim == 0 else -1
+    whole = cuops.sample_normal(mu, sigma, 41, **options)
+    parts = [cuops.sample_normal(mu, sigma, n, start=k, **options) for k, n in ((0, 3), (3, 1), (4, 18), (22, 19))]
+    assert torch.equal(torch.cat(parts, axis), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_both_layouts_hold_the_same_numbers(bounded, dtype, device):
+    mu, sigma = parameters((3, 13), dtype, device)
+    options = {"seed": 1, "low": 0.0} if bounded else {"seed": 1}
+    rows = cuops.sample_normal(mu, sigma, 37, **options)
+    columns = cuops.sample_normal(mu, sigma, 37, sample_dim=-1, **options)
+    assert rows.shape == (3, 37, 13)
+    assert columns.shape == (3, 13, 37)
+    assert columns.is_contiguous()
+    assert torch.equal(rows.mT, columns)
+
+
+def test_shared_noise_is_that_of_dimension_zero(device):
+    mu, sigma = parameters((2, 9), torch.float64, device)
+    plain = cuops.sample_normal(torch.zeros_like(mu), 1.0, 21, seed=5)
+    shared = cuops.sample_normal(mu, sigma, 21, seed=5, shared_noise=True)
+    assert torch.allclose(shared, mu[:, None] + sigma[:, None] * plain[0, :, :1], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_antithetic_samples_mirror_the_plain_ones(dtype, device):
+    zeros = torch.zeros(7, dtype=dtype, device=device)
+    plain = cuops.sample_normal(zeros, 1.0, 25, seed=5)
+    pairs = cuops.sample_normal(zeros, 1.0, 49, seed=5, antithetic=True)
+    assert torch.equal(pairs[0::2], plain)
+    assert torch.equal(pairs[1::2], -plain[:24])
+
+
+@pytest.mark.parametrize("sigma", [0.0, 2.5])
+def test_sigma_may_be_a_number(sigma, device):
+    mu, _ = parameters(device=device)
+    expected = cuops.sample_normal(mu, torch.full_like(mu, sigma), 6, seed=2)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 6, seed=2), expected)
+    if sigma == 0:
+        assert torch.equal(expected, mu.expand(6, -1))
+
+
+def test_mu_and_sigma_broadcast(device):
+    mu, sigma = parameters((4, 5), device=device)
+    wide = cuops.sample_normal(mu[:, :1].expand(4, 5), sigma[0].expand(4, 5), 6, seed=2)
+    assert torch.equal(cuops.sample_normal(mu[:, :1], sigma[0], 6, seed=2), wide)
+
+
+def test_float64_continues_the_digits_of_float32(device):
+    zeros = torch.zeros(100, dtype=torch.float64, device=device)
+    precise = cuops.sample_normal(zeros, 1.0, 2000, seed=4)
+    rough = cuops.sample_normal(zeros, 1.0, 2000, seed=4, dtype=torch.float32)
+    # The angle is off by at most pi / 4 / 2^22, u by 2^-24, and by more where the radius is small.
+    assert (precise - rough).abs().amax() < 1e-4
+    assert (precise - rough).abs().median() < 1e-7
+    assert not torch.equal(precise, rough.double())
+
+
+def test_numpy_arrays_give_the_numbers_of_tensors():
+    mu, sigma = parameters((3, 17), torch.float64)
+    for options in ({}, {"low": -1.0, "high": 0.0}, {"antithetic": True}, {"sample_dim": -1}, {"shared_noise": True}):
+        expected = cuops.sample_normal(mu, sigma, 11, seed=3, **options).numpy()
+        got = cuops.sample_normal(mu.numpy(), sigma.numpy(), 11, seed=3, **options)
+        assert isinstance(got, np.ndarray)
+        np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-14)
+
+
+def test_a_generator_reproduces_and_moves_on(device):
+    mu, sigma = parameters(device=device)
+    generator = torch.Generator(device).manual_seed(11)
+    first, second = (cuops.sample_normal(mu, sigma, 9, generator=generator) for _ in range(2))
+    assert not torch.equal(first, second)
+    generator.manual_seed(11)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9, generator=generator), first)
+    torch.manual_seed(11)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9), first)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9), second)
+
+
+def test_numpy_random_state_reproduces():
+    mu, sigma = (a.numpy() for a in parameters())
+    np.random.seed(1)
+    first, second = cuops.sample_normal(mu, sigma, 5), cuops.sample_normal(mu, sigma, 5)
+    assert not np.array_equal(first, second)
+    np.random.seed(1)
+    np.testing.assert_array_equal(cuops.sample_normal(mu, sigma, 5), first)
+    drawn = [cuops.sample_normal(mu, sigma, 5, generator=np.random.default_rng(3)) for _ in range(2)]
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_a_seed_leaves_the_generator_alone(device):
+    mu, sigma = parameters(device=device)
+    torch.manual_seed(3)
+    expected = torch.randn(5, device=device)
+    torch.manual_seed(3)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=1), cuops.sample_normal(mu, sigma, 9, seed=1))
+    cuops.sample_normal(mu, sigma, 0)
+    assert torch.equal(torch.randn(5, device=device), expected)
+
+
+def test_a_seed_may_be_a_tensor_with_a_stream(device):
+    mu, sigma = parameters(device=device)
+    expected = cuops.sample_normal(mu, sigma, 9, seed=-5)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=2**64 - 5), expected)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=torch.tensor(-5, device=device)), expected)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=torch.tensor([-5, 0], device=device)), expected)
+    other = cuops.sample_normal(mu, sigma, 9, seed=torch.tensor([-5, 1], device=device))
+    assert not (other == expected).any()
+
+
+@pytest.mark.parametrize("sample_dim", [0, -1])
+def test_out_is_written_and_returned(sample_dim, device):
+    mu, sigma = parameters((2, 12), device=device)
+    expected = cuops.sample_normal(mu, sigma, 8, seed=1, sample_dim=sample_dim)
+    for out in (torch.empty_like(expected), torch.empty_like(expected.mT).mT, torch.empty_like(expected)[..., ::1]):
+        assert cuops.sample_normal(mu, sigma, 8, seed=1, sample_dim=sample_dim, out=out) is out
+        assert torch.equal(out, expected)
+    array = np.empty(expected.shape, np.float32)
+    arguments = mu.cpu().numpy(), sigma.cpu().numpy(), 8
+    assert cuops.sample_normal(*arguments, seed=1, sample_dim=sample_dim, out=array) is array
+    np.testing.assert_allclose(array, expected.cpu().numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "num_samples"), [((0,), 5), ((3, 0), 5), ((0, 3), 5), ((4,), 0), ((2, 4), 0)])
+def test_empty_draws(shape, num_samples, device):
+    mu, sigma = parameters(shape, device=device)
+    assert cuops.sample_normal(mu, sigma, num_samples).shape == (*shape[:-1], num_samples, shape[-1])
+    assert cuops.sample_normal(mu, sigma, num_samples, sample_dim=-1).shape == (*shape, num_samples)
+    assert cuops.sample_normal(mu.cpu().numpy(), sigma.cpu().numpy(), num_samples).shape[-2] == num_samples
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtype_is_that_of_the_result(dtype, device):
+    mu, sigma = parameters(dtype=torch.float32, device=device)
+    x = cuops.sample_normal(mu, sigma, 9, seed=1, dtype=dtype)
+    assert x.dtype == dtype
+    if dtype != torch.float64:
+        assert torch.equal(x, cuops.sample_normal(mu, sigma, 9, seed=1).to(dtype))
