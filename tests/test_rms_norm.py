@@ -491,6 +491,17 @@ def test_compiles_into_one_graph(dynamic, device):
         torch.testing.assert_close(layer(x, weight, residual), cuops.rms_norm(y * 2, weight) + h)
 
 
+def test_compiled_graphs_call_the_operator(device):
+    found = []
+
+    def backend(module, _):
+        found.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    torch.compile(cuops.rms_norm, fullgraph=True, backend=backend)(make((3, 64), device=device))
+    assert "cuops.rms_norm_fwd" in found
+
+
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, *WIDE], ids=str)

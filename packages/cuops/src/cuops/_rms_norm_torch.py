@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _backend, reference
+from ._transforms import is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -182,14 +183,9 @@ def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
     )
 
 
-def _is_transformed() -> bool:
-    """Whether a transform of torch.func, or forward-mode differentiation, is at work."""
-    return _peek() is not None or forward_ad._current_level >= 0
-
-
 def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     """The operator, and where transforms are at work its formula, all of whose parts they know."""
-    forward = _fwd_plain if _is_transformed() else torch.ops.cuops.rms_norm_fwd
+    forward = _fwd_plain if is_transformed() else torch.ops.cuops.rms_norm_fwd
     return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
 
 
