@@ -39,6 +39,12 @@ class Case:
         """bfloat16 32768x4096, say."""
         return f"{str(self.dtype).removeprefix('torch.')} {'x'.join(str(size) for size in self.shape)}"
 
+    @property
+    def tolerance(self) -> float:
+        """The error that rounding explains, relative to the largest magnitude; TF32 has the digits of float16."""
+        tf32 = self.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        return TOLERANCE[torch.float16 if tf32 else self.dtype]
+
 
 def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
     """The largest difference over the largest magnitude; infinity where one of them is not finite."""
@@ -51,6 +57,7 @@ def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
 def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
     """The implementations that are installed and run on `device`, by name, each ready to be called."""
     module = Case(operator, "", (), torch.float32).module
+    leave_out = [module.ALIASES.get(name, name) for name in leave_out]
     found = {}
     for name, load in module.IMPLEMENTATIONS.items():
         if name in leave_out or (device == "cpu" and name not in module.ON_CPU):
@@ -92,7 +99,7 @@ def measure(
     for name, function in functions.items():
         try:
             errors = module.errors(case, module.results(case, function, arguments), arguments)
-            if max(errors.values()) > TOLERANCE[case.dtype]:
+            if max(errors.values()) > case.tolerance:
                 results[name] = {"failure": "wrong result", "errors": errors}
                 continue
             microseconds = timer.kernel(functools.partial(module.call, case, function, arguments), calls)

@@ -22,6 +22,7 @@ PEERS = (
     "numpy",
     "cuops",
     "quack-kernels",
+    "pyfastkron",
     "liger-kernel",
     "nvidia-cudnn-frontend",
     "nvidia-cudnn-cu13",

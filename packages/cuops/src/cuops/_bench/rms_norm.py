@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,17 @@ EPS = 1e-6
 CHUNK = 1 << 22  # elements that the float64 reference works on at once
 
 Function = Callable[..., Any]
+
+
+def shape(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The case's shape: rows, of all leading sizes, and the hidden size."""
+    *leading, n = sizes
+    return math.prod(leading), n
+
+
+def facts(case: Case) -> str:
+    """What memory must move."""
+    return f"{traffic(case) / 1e6:.4g} MB to read and write"
 
 
 def traffic(case: Case) -> int:
@@ -101,6 +113,7 @@ IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "quack": _quack,
 }
 ON_CPU = ("cuops", "torch", "torch.compile")
+ALIASES: dict[str, str] = {}
 
 
 def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

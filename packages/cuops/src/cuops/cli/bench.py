@@ -27,9 +27,14 @@ def main(options: argparse.Namespace) -> int:
 
     functions = available(options.operator, options.device, options.without)
     records = measure_all(cases, functions, timer(options.device, options.quick), options.device)
-    for record in records:
-        print(f"{record['kind']}\n{report.comparison([record])}\n")
-    sections: dict[str, Sequence[dict[str, Any]]] = {record["kind"]: [record] for record in records}
+    sections: dict[str, Sequence[dict[str, Any]]] = {}
+    for kind in dict.fromkeys(case.kind for case in cases):
+        of_kind = [case for case in cases if case.kind == kind]
+        sections[kind] = [record for record in records if record["kind"] == kind]
+        lines = [f"{case.title}: {case.module.facts(case)}" for case in of_kind]
+        print("\n".join([kind, *lines, report.comparison(sections[kind])]), end="\n\n")
+    if aliases := cases[0].module.ALIASES:
+        print(", ".join(f"{alias} is {name}" for alias, name in aliases.items()))
     facts = report.provenance(options.device)
     path = options.output / f"{options.operator}.json"
     report.write_json(path, {"operator": options.operator, "provenance": facts, "sections": sections})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .._bench import OPERATORS
+from .._bench import OPERATORS, SHORT_NAMES
 from .._torch import torch
 from ..errors import CuopsError
 
@@ -18,8 +18,21 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops check`; profile and bench have them too."""
-    parser.add_argument("operator", choices=OPERATORS)
-    parser.add_argument("shape", nargs="+", type=int, help="rms_norm: rows and hidden size")
+    parser.add_argument(
+        "operator",
+        choices=OPERATORS,
+        type=lambda name: SHORT_NAMES.get(name, name),
+        help=f"or for short {', '.join(SHORT_NAMES)}",
+    )
+    parser.add_argument(
+        "shape",
+        nargs="+",
+        type=int,
+        help="rms_norm: rows and hidden size; kron: batch size and the size of each factor",
+    )
+    parser.add_argument(
+        "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"
+    )
     parser.add_argument(
         "--dtype", choices=("f", "d", "h", "b"), default="f", help="float32, float64, float16, bfloat16"
     )
@@ -27,27 +40,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave an implementation out")
 
 
+def _shape(text: str) -> list[int]:
+    return [int(size) for size in text.split("x")]
+
+
 def cases(options: argparse.Namespace) -> list[Case]:
-    """What the options ask for, a case a kind of the operator; sets the device. Raises where PyTorch is missing."""
+    """What the options ask for, a case a kind and shape; sets the device. Raises where PyTorch is missing."""
     if torch is None:
         raise CuopsError(f"cuops {options.command} needs PyTorch", "pip install torch")
     from .._bench.case import DTYPES, Case
 
-    if len(options.shape) < 2 or min(options.shape) < 1:
-        raise ValueError(f"shape: expected at least two sizes of at least 1, got {options.shape}")
+    for sizes in (options.shape, *options.also):
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"shape: expected at least two sizes of at least 1, got {sizes}")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    *leading, n = options.shape
-    rows = 1
-    for size in leading:
-        rows *= size
-    kinds = Case(options.operator, "", (), DTYPES["f"]).module.KINDS
-    return [Case(options.operator, kind, (rows, n), DTYPES[options.dtype]) for kind in kinds]
+    module = Case(options.operator, "", (), DTYPES["f"]).module
+    shapes = [module.shape(sizes) for sizes in (options.shape, *options.also)]
+    return [Case(options.operator, kind, shape, DTYPES[options.dtype]) for kind in module.KINDS for shape in shapes]
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints a table a kind."""
+    """Prints a table a case."""
     chosen = cases(options)
-    from .._bench.case import TOLERANCE, available
+    from .._bench.case import available
     from .._bench.report import table
 
     functions = available(options.operator, options.device, options.without)
@@ -65,10 +80,10 @@ def main(options: argparse.Namespace) -> int:
                 wrong |= name == "cuops"
                 continue
             for result, largest in errors.items():
-                agrees = largest <= TOLERANCE[case.dtype]
+                agrees = largest <= case.tolerance
                 wrong |= name == "cuops" and not agrees
                 norm = torch.linalg.vector_norm(computed[result].double()).item()
                 rows.append([name, result, f"{norm:.9g}", f"{largest:.2e}", "agrees" if agrees else "DIFFERS"])
-        print(f"{case.kind} {case.title} on {options.device}, at most {TOLERANCE[case.dtype]:.1e} from the reference")
+        print(f"{case.kind} {case.title} on {options.device}, at most {case.tolerance:.1e} from the reference")
         print(table(["implementation", "result", "norm", "error", ""], rows), end="\n\n")
     return int(wrong)

@@ -11,7 +11,11 @@ from . import check
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops profile`."""
     check.arguments(parser)
-    parser.add_argument("--implementation", default="cuops", help="cuops, torch, torch.compile, …")
+    parser.add_argument(
+        "--implementation",
+        default="cuops",
+        help="cuops, torch, torch.compile, …; for kron also v1, v2, v3: loop, transposed, cuops",
+    )
     parser.add_argument("--calls", type=int, default=10)
     parser.add_argument("--output", type=Path, help="the trace; by default OPERATOR.trace.json")
 
@@ -25,18 +29,21 @@ def main(options: argparse.Namespace) -> int:
     from .._bench.case import available
 
     functions = available(options.operator, options.device, options.without)
-    if options.implementation not in functions:
-        raise ValueError(f"implementation: expected one of {', '.join(functions)}, got {options.implementation}")
+    aliases = cases[0].module.ALIASES
+    name = aliases.get(options.implementation, options.implementation)
+    if name not in functions:
+        raise ValueError(f"implementation: expected one of {', '.join([*functions, *aliases])}, got {name}")
     calls = {}
     for case in cases:
         arguments = case.module.inputs(case, options.device)
-        calls[case.kind] = case.module.call(case, functions[options.implementation], arguments)
+        key = f"{options.operator} {case.kind}" + (f" {case.title}" if options.also else "")
+        calls[key] = case.module.call(case, functions[name], arguments)
         for _ in range(3):
-            calls[case.kind]()
+            calls[key]()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if options.device == "cuda" else [])]
     with profile(activities=activities) as profiler:
-        for kind, call in calls.items():
-            with record_function(f"{options.operator} {kind}"):
+        for key, call in calls.items():
+            with record_function(key):
                 for _ in range(options.calls):
                     call()
                 if options.device == "cuda":

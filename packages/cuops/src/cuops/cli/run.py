@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,17 @@ CHUNK = 256 << 20  # bytes of a chunk of rows
 
 @dataclass(frozen=True)
 class RowOperator:
-    """An operator that treats each row of x alike: its parameters are whole files, its numbers are options."""
+    """An operator that treats each row of x alike: its parameters are whole files, its numbers are options.
+
+    Attributes:
+        function: the public function.
+        parameters: arguments that are one array, each a file.
+        lists: arguments that are a list of arrays, by the option that is given once for each file.
+    """
 
     function: Callable[..., Any]
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    lists: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -41,7 +49,10 @@ class RowOperator:
         return {name: p.default for name, p in signature.parameters.items() if isinstance(p.default, float)}
 
 
-OPERATORS = {"rms_norm": RowOperator(cuops.rms_norm, parameters=("weight", "bias"))}
+OPERATORS = {
+    "rms_norm": RowOperator(cuops.rms_norm, parameters=("weight", "bias")),
+    "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}),
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +64,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("output", metavar="OUT", type=Path)
         for parameter in operator.parameters:
             command.add_argument(f"--{parameter}", metavar="FILE")
+        for option in operator.lists:
+            command.add_argument(
+                f"--{option}", metavar="FILE", action="append", default=[], help="give it once or more"
+            )
         for number, default in operator.numbers.items():
             command.add_argument(
                 f"--{number.replace('_', '-')}", dest=number, type=float, default=default, help=f"by default {default}"
@@ -69,14 +84,22 @@ def main(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")
     given = {name: getattr(options, name) for name in operator.parameters}
     keywords = {name: _as_array(read(location), location) for name, location in given.items() if location}
+    for option, name in operator.lists.items():
+        keywords[name] = [_as_array(read(location), location) for location in getattr(options, option)]
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = _device()
+    if x.dtype == "bfloat16":
+        keywords = {name: _tensors(value, device) for name, value in keywords.items()}
+    *leading, n = x.values.shape
+    # No rows tell the size of y's, and arguments are checked before there is any output.
+    out_shape = (*leading, operator.function(_chunk(x.values[:0].reshape(0, n), x.dtype, device), **keywords).shape[-1])
     start = time.perf_counter()
-    with writing(options.output, x.values.shape, x.dtype, x.name) as out:
-        _run(operator.function, x, out, keywords, device, options.input)
+    with writing(options.output, out_shape, x.dtype, x.name) as out:
+        _run(operator.function, x, out, keywords, device)
     seconds = time.perf_counter() - start
     shape = "x".join(str(size) for size in x.values.shape)
-    speed = f"{seconds:.2f} s, {2 * x.values.nbytes / seconds / 1e9:.2f} GB/s of files"
+    moved = x.values.nbytes + math.prod(out_shape) * x.values.itemsize
+    speed = f"{seconds:.2f} s, {moved / seconds / 1e9:.2f} GB/s of files"
     print(f"{options.operator} of {shape} {x.dtype} on {where}: {speed}, wrote {options.output}")
     return 0
 
@@ -106,34 +129,29 @@ def _as_array(given: FileArray, location: str) -> Any:
     return torch.from_numpy(given.values.copy()).view(torch.bfloat16)
 
 
-def _run(
-    function: Callable[..., Any], x: FileArray, out: np.ndarray, keywords: dict[str, Any], device: str, location: str
-) -> None:
+def _chunk(rows: np.ndarray, dtype: str, device: str) -> Any:
+    """Rows of a file as operators take them: bfloat16 as a tensor on the device."""
+    return torch.from_numpy(rows.copy()).view(torch.bfloat16).to(device) if dtype == "bfloat16" else rows
+
+
+def _run(function: Callable[..., Any], x: FileArray, out: np.ndarray, keywords: dict[str, Any], device: str) -> None:
     from tqdm import tqdm
 
-    n = x.values.shape[-1]
-    if x.values.size == 0:
-        function(_as_array(x, location), **keywords)  # arguments are checked on no rows too
-        return
-    rows, out_rows = x.values.reshape(-1, n), out.reshape(-1, n)
-    as_tensors = x.dtype == "bfloat16"
-    if as_tensors:
-        keywords = {name: _tensor(value).to(device) if _is_array(value) else value for name, value in keywords.items()}
-    step = max(1, CHUNK // (n * x.values.itemsize))
+    count, n = math.prod(x.values.shape[:-1]), x.values.shape[-1]
+    rows, out_rows = x.values.reshape(count, n), out.reshape(count, out.shape[-1])
+    step = max(1, CHUNK // (max(n, out.shape[-1], 1) * x.values.itemsize))
     with tqdm(total=x.values.nbytes, unit="B", unit_scale=True, delay=1, leave=False) as bar:
-        for start in range(0, len(rows), step):
+        for start in range(0, count, step):
             part = rows[start : start + step]
-            if as_tensors:
-                chunk = torch.from_numpy(part.copy()).view(torch.bfloat16).to(device)
-                out_rows[start : start + step] = function(chunk, **keywords).cpu().view(torch.uint16).numpy()
-            else:
-                out_rows[start : start + step] = function(part, **keywords)
+            y = function(_chunk(part, x.dtype, device), **keywords)
+            out_rows[start : start + step] = y.cpu().view(torch.uint16).numpy() if x.dtype == "bfloat16" else y
             bar.update(part.nbytes)
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape")
-
-
-def _tensor(value: Any) -> Any:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())
+def _tensors(value: Any, device: str) -> Any:
+    """Arrays, also those in a list, as tensors on the device; numbers as they are."""
+    if isinstance(value, list):
+        return [_tensors(each, device) for each in value]
+    if not hasattr(value, "shape"):
+        return value
+    return (value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())).to(device)

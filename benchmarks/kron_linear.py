@@ -1,0 +1,138 @@
+"""kron_linear: which cases its benchmark runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import torch
+from cuops._bench import report
+from cuops._bench.case import DTYPES, Case, measure_all
+from cuops._bench.timing import CpuTimer, CudaTimer
+
+Records = list[dict[str, Any]]
+Timer = CudaTimer | CpuTimer
+
+FORWARD = {
+    "f": [
+        (32, 128, 128),
+        (1024, 128, 128),
+        (1024, 32, 32, 32),
+        (1024, 16, 16, 16, 16),
+        (1024, 8, 8, 8, 8, 8),
+        (16, 64, 64, 64),
+        (1024, *[2] * 10),
+    ],
+    "b": [(1024, 128, 128), (8192, 64, 64), (1024, 64, 64), (1024, 32, 32, 32)],
+    "h": [(1024, 64, 64)],
+    "d": [(1024, 32, 32, 32)],
+}
+TF32 = {"f": [(1024, 128, 128), (1024, 64, 64), (1024, 32, 32, 32)]}
+BACKWARD = {
+    "f": [(32, 128, 128), (1024, 64, 64), (1024, 128, 128), (1024, 32, 32, 32), (1024, 8, 8, 8, 8, 8)],
+    "b": [(1024, 64, 64), (1024, 128, 128)],
+    "d": [(1024, 32, 32, 32)],
+}
+
+GRID_BATCHES = (1, 16, 128, 1024, 8192)
+GRID_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128)
+GRID_COUNTS = range(1, 11)
+GRID_MIXED = [(64, 80), (86, 128), (112, 128), (4, 128), (128, 4), (2, 100, 3), (7, 11, 13)]
+GRID_ELEMENTS = 1 << 26  # of x: a bound on memory, and on time
+TINY = 1 << 20  # elements: such cases are replayed in a row, as launching takes longer than they do
+
+
+def _cases(kind: str, standard: dict[str, list[tuple[int, ...]]], options: argparse.Namespace) -> list[Case]:
+    chosen = {letter: standard.get(letter, standard["f"]) for letter in options.dtypes} if options.dtypes else standard
+    cases = []
+    for letter, shapes in chosen.items():
+        shapes = options.shapes or (shapes[:2] if options.quick else shapes)
+        cases += [Case("kron_linear", kind, shape, DTYPES[letter]) for shape in shapes]
+    return cases
+
+
+def _comparison(
+    cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, calls: int = 1
+) -> Records:
+    records = measure_all(cases, functions, timer, options.device, calls)
+    print(report.comparison(records))
+    return records
+
+
+def forward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """kernel time, L2 emptied before each call, against a copy of x and y"""
+    return _comparison(_cases("forward", FORWARD, options), options, functions, timer)
+
+
+def tf32(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """float32 where products may take TF32"""
+    torch.set_float32_matmul_precision("high")
+    try:
+        cases = [case for case in _cases("forward", TF32, options) if case.dtype == torch.float32]
+        return _comparison(cases, options, functions, timer)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """dx and every dW by torch.autograd.grad, against a copy of x, dy and dx"""
+    return _comparison(_cases("backward", BACKWARD, options), options, functions, timer)
+
+
+def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """time of a call on the host, 8x16x16 float32"""
+    x, w, v = (torch.randn(shape, device=options.device) for shape in ((8, 256), (16, 16), (16, 16)))
+    leaf, *leaves = (a.clone().requires_grad_() for a in (x, w, v))
+    records: Records = []
+    for name, function in functions.items():
+        try:
+            without = timer.host(lambda f=function: lambda: f(x, [w, v]))
+            with_gradient = timer.host(lambda f=function: lambda: f(leaf, leaves))
+        except Exception as error:  # a peer may fail in any way, and the others are still to be measured
+            print(f"{name} fails: {type(error).__name__}: {error}".splitlines()[0])
+            continue
+        records.append({"implementation": name, "without_gradient_us": without, "with_gradient_us": with_gradient})
+    rows = [[r["implementation"], f"{r['without_gradient_us']:.1f}", f"{r['with_gradient_us']:.1f}"] for r in records]
+    print(report.table(["µs", "without gradient", "with gradient"], rows))
+    return records
+
+
+def _grid_shapes(options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Batches by chains of equal factors, and some chains of unequal ones, up to the bound on elements."""
+    chains = [(size,) * count for size in GRID_SIZES for count in GRID_COUNTS] + GRID_MIXED
+    chains = chains[::9] if options.quick else chains
+    bound = 1 << 12 if options.device == "cpu" else GRID_ELEMENTS
+    return [(rows, *chain) for chain in chains for rows in GRID_BATCHES if rows * math.prod(chain) <= bound]
+
+
+def _summary(records: Records) -> None:
+    """The geometric mean against the best peer, by kind; and last the cases where cuops does worst."""
+    compared = sorted((r for r in records if "to_best_peer" in r), key=lambda record: record["to_best_peer"])
+    print()
+    for kind in dict.fromkeys(record["kind"] for record in compared):
+        ratios = [record["to_best_peer"] for record in compared if record["kind"] == kind]
+        mean = math.exp(sum(-math.log(ratio) for ratio in ratios) / len(ratios))
+        print(f"{kind}: {mean:.2f} times as fast as the best peer, geometric mean of {len(ratios)} cases")
+    print("\nthe slowest against the best peer:")
+    for r in compared[-10:]:
+        print(f"{r['to_best_peer']:.3f}x {r['best_peer']}: {r['kind']} {r['dtype']} {'x'.join(map(str, r['shape']))}")
+
+
+def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """forward and backward at all sizes: the geometric mean to the best peer, and the worst ratio last"""
+    records: Records = []
+    shapes = options.shapes or _grid_shapes(options)
+    for letter in options.dtypes or DTYPES:
+        for kind in ("forward", "backward"):
+            for tiny in (True, False):
+                chosen = [shape for shape in shapes if (math.prod(shape) <= TINY) == tiny]
+                cases = [Case("kron_linear", kind, shape, DTYPES[letter]) for shape in chosen]
+                print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}", flush=True)
+                records += _comparison(cases, options, functions, timer, calls=20 if tiny else 1)
+    _summary(records)
+    return records
+
+
+SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid)}
+PLOTTED = ("forward", "tf32", "backward")

@@ -1,0 +1,185 @@
+"""kron_linear for measuring: its inputs, its implementations, and how far a result is from the float64 reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import reference
+from .case import Case, largest_error
+
+KINDS = ("forward", "backward")
+ROOF = "copy"
+CHUNK = 1 << 24  # elements that the float64 reference works on at once
+
+Function = Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
+
+
+def shape(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The case's shape: the batch size, and the size of each factor."""
+    return tuple(sizes)
+
+
+def _sizes(case: Case) -> tuple[int, int, list[int]]:
+    """Rows, elements of a row, and the sizes of the factors."""
+    rows, *factors = case.shape
+    return rows, math.prod(factors), factors
+
+
+def traffic(case: Case) -> int:
+    """The bytes that memory must move: x and y; or x, dy and dx."""
+    rows, n, factors = _sizes(case)
+    return ({"forward": 2, "backward": 3}[case.kind] * rows * n + sum(f * f for f in factors)) * case.dtype.itemsize
+
+
+def operations(case: Case) -> int:
+    """Multiplications and additions: a product a factor; and for the gradients, each product again and two more."""
+    rows, n, factors = _sizes(case)
+    return {"forward": 2, "backward": 6}[case.kind] * rows * n * sum(factors)
+
+
+def facts(case: Case) -> str:
+    """The size of the state, and how many operations there are for each byte that memory must move."""
+    rows, n, _ = _sizes(case)
+    sample = n * case.dtype.itemsize
+    return (
+        f"state {n} elements, {sample / 1024:.4g} KiB a sample, {rows * sample / 1e6:.4g} MB in all; "
+        f"{operations(case) / 1e9:.4g} GFLOP, arithmetic intensity {operations(case) / traffic(case):.1f} FLOP/byte"
+    )
+
+
+def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
+    """Fresh random arguments, by name: x, the factors w1, w2, ..., and grad, that of y. y has x's magnitude."""
+    rows, n, factors = _sizes(case)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=case.dtype, device=device)
+
+    drawn = {"x": draw(rows, n)} | {f"w{k}": draw(f, f) / f**0.5 for k, f in enumerate(factors, 1)}
+    return drawn | ({"grad": draw(rows, n)} if case.kind == "backward" else {})
+
+
+def _factors(arguments: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [a for name, a in arguments.items() if name.startswith("w")]
+
+
+def _loop() -> Function:
+    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
+        state = x.reshape(len(x), *(w.shape[1] for w in factors))
+        for w in reversed(factors):
+            state = (state @ w.mT).movedim(-1, 1)
+        return state.reshape(len(x), -1)
+
+    return kron_linear
+
+
+def _transposed() -> Function:
+    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
+        state = x
+        for w in reversed(factors):
+            state = torch.bmm(w.expand(len(x), *w.shape), state.reshape(len(x), -1, w.shape[1]).mT)
+        return state.reshape(len(x), -1)
+
+    return kron_linear
+
+
+def _compiled() -> Function:
+    import torch._functorch.config as config
+
+    if hasattr(config, "donated_buffer"):
+        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
+    return torch.compile(_loop(), dynamic=False)
+
+
+def _cuops() -> Function:
+    import cuops
+
+    return lambda x, factors: cuops.kron_linear(x, factors)
+
+
+def _fastkron() -> Function:
+    from pyfastkron import fastkrontorch
+
+    return lambda x, factors: fastkrontorch.gemkm(x, [w.mT for w in factors])
+
+
+# Each loads on demand, and raises ImportError where its package is not installed.
+IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
+    "cuops": _cuops,
+    "loop": _loop,
+    "transposed": _transposed,
+    "torch.compile": _compiled,
+    "FastKron": _fastkron,
+}
+ON_CPU = tuple(IMPLEMENTATIONS)
+ALIASES = {"v1": "loop", "v2": "transposed", "v3": "cuops"}
+
+
+def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What `function` computes for the case, by name."""
+    if case.kind == "forward":
+        return {"y": function(arguments["x"], _factors(arguments))}
+    dx, *dfactors = backward(function, arguments)()
+    return {"dx": dx} | {f"dw{k}": dw for k, dw in enumerate(dfactors, 1)}
+
+
+def backward(function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Runs the forward; the call that it returns is the backward alone."""
+    x, *factors = (a.detach().requires_grad_() for a in (arguments["x"], *_factors(arguments)))
+    y = function(x, factors)
+    return lambda: torch.autograd.grad(y, (x, *factors), arguments["grad"], retain_graph=True)
+
+
+def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], Any]:
+    """The call that is timed."""
+    if case.kind == "backward":
+        return backward(function, arguments)
+    x, factors = arguments["x"], _factors(arguments)
+    return lambda: function(x, factors)
+
+
+def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
+    """Float64 results for some rows at a time; the factors' gradients are those of these rows alone."""
+    rows, n, _ = _sizes(case)
+    step = max(1, CHUNK // n)
+    factors = [w.double() for w in _factors(arguments)]
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        x = arguments["x"][part].double()
+        if case.kind == "forward":
+            yield part, {"y": reference.kron_linear_torch(x, factors, None)}
+            continue
+        leaves = [a.requires_grad_() for a in (x, *factors)]
+        y = reference.kron_linear_torch(x, factors, None)
+        dx, *dfactors = torch.autograd.grad(y, leaves, arguments["grad"][part].double())
+        yield part, {"dx": dx} | {f"dw{k}": dw for k, dw in enumerate(dfactors, 1)}
+
+
+def _is_sum(name: str) -> bool:
+    """Whether the result is a sum over all rows."""
+    return name.startswith("dw")
+
+
+def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The norm of each exact result."""
+    squares: dict[str, Any] = {}
+    for _, exact in _references(case, arguments):
+        for name, part in exact.items():
+            squares[name] = squares.get(name, 0) + (part if _is_sum(name) else part.square().sum())
+    return {name: (s.square().sum() if _is_sum(name) else s).sqrt().item() for name, s in squares.items()}
+
+
+def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest error of each result, relative to the largest magnitude in it."""
+    found: dict[str, float] = {}
+    sums: dict[str, torch.Tensor] = {}
+    for part, exact in _references(case, arguments):
+        for name, value in exact.items():
+            if _is_sum(name):
+                sums[name] = value if name not in sums else sums[name] + value
+            else:
+                found[name] = max(found.get(name, 0.0), largest_error(computed[name][part], value))
+    return found | {name: largest_error(computed[name], exact) for name, exact in sums.items()}
