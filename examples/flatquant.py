@@ -1,0 +1,57 @@
+"""FlatQuant's online rotation: activations times a Kronecker product of two rotations, before they become 4 bits."""
+
+import argparse
+import time
+
+import cuops
+import torch
+
+SIZES = [(64, 64), (64, 80), (86, 128), (112, 128)]  # hidden sizes 4096, 5120, 11008, 14336
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--tokens", type=int, default=16)
+parser.add_argument("--device", default="cpu")
+parser.add_argument("--dtype", default="float32")
+args = parser.parse_args()
+
+
+def rotation(n: int) -> torch.Tensor:
+    """A random orthogonal matrix."""
+    return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64)).Q.to(args.device, getattr(torch, args.dtype))
+
+
+def in_4_bits(x: torch.Tensor) -> torch.Tensor:
+    """x rounded to 15 levels, those of each token scaled by its largest value."""
+    scale = x.abs().amax(-1, keepdim=True) / 7
+    return (x / scale).round() * scale
+
+
+def error(x: torch.Tensor, exact: torch.Tensor) -> float:
+    return (torch.linalg.vector_norm((x - exact).double()) / torch.linalg.vector_norm(exact.double())).item()
+
+
+def microseconds(call, calls: int = 20) -> float:
+    call()
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+torch.manual_seed(0)
+for a, b in SIZES:
+    n = a * b
+    x = torch.randn(args.tokens, n, device=args.device, dtype=getattr(torch, args.dtype))
+    x[:, ::97] *= 30  # a few channels with outliers, as models have them
+    p, q = rotation(a), rotation(b)
+    rotated = cuops.kron_linear(x, [p, q])
+    back = cuops.kron_linear(in_4_bits(rotated), [p.mT, q.mT])  # a model puts this into the next weight
+    took = microseconds(lambda x=x, p=p, q=q: cuops.kron_linear(x, [p, q]))
+    print(
+        f"hidden size {n:5} as {a:3} x {b:3}: error of 4 bits {error(in_4_bits(x), x):.3f}, rotated {error(back, x):.3f}; "
+        f"rotated and back {error(cuops.kron_linear(rotated, [p.mT, q.mT]), x):.1e}; {took:.0f} µs a rotation"
+    )
