@@ -7,6 +7,8 @@ from sphinx.ext.autodoc.mock import mock
 
 with mock(["torch"]):  # the site needs no more of PyTorch than names
     importlib.import_module("torch").__version__ = (2, 13)
+    base = type("_FunctionBase", (), {"apply": None})  # operators take its apply from below Function
+    importlib.import_module("torch.autograd").Function = type("Function", (base,), {})
     importlib.import_module("cuops.nn")
 
 project = "cuops"
