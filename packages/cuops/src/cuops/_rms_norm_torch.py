@@ -213,12 +213,16 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
         y = _empty_like(x)
-        h = None if residual is None else _empty_like(x)
+        ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
+        if residual is None:
+            _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
+            ctx.save_for_backward(x, weight)
+            return y
+        h = _empty_like(x)
         _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if h is None else h, weight)
-        ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
-        return y if h is None else (y, h)
+        ctx.save_for_backward(h, weight)
+        return y, h
 
     @staticmethod
     def backward(ctx, dy, dh=None):  # type: ignore[no-untyped-def]
