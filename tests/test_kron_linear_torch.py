@@ -225,8 +225,8 @@ def test_float32_is_as_exact_as_cublas_and_takes_tf32_where_allowed():
 
     exact = error(cuops.kron_linear(x, factors))
     assert exact <= 2 * error(x_of(x, factors))
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     try:
         assert error(cuops.kron_linear(x, factors)) <= 2 * error(x_of(x, factors))
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")

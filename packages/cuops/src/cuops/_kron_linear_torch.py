@@ -13,6 +13,7 @@ from . import reference
 from ._transforms import is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
+FEW = 32  # columns, for which a batched GEMM is slower than one GEMM and a rearranging copy
 
 library = torch.library.Library("cuops", "FRAGMENT")
 library.define("kron_linear_fwd(Tensor x, Tensor[] factors, Tensor? bias) -> Tensor")
@@ -27,25 +28,42 @@ def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
     return (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
 
 
-def _apply_factor(state: Tensor, w: Tensor) -> Tensor:
+def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """One factor on the last dimension inside `state`, (rows, ... i), which becomes the first: (rows, o ...).
 
-    The transposed product comes out of the GEMM in this order, so nothing is ever rearranged.
+    The transposed product comes out of the batched GEMM in this order, so nothing is ever rearranged.
     """
     o, i = w.shape
     rows, rest = len(state), state.shape[1] // i
     if rest == 1:
-        return state @ w.mT
-    return torch.bmm(w.expand(rows, o, i), state.reshape(rows, rest, i).mT).reshape(rows, o * rest)
+        return torch.nn.functional.linear(state, w, bias)
+    bias = None if bias is None else bias.reshape(o, rest)
+    if rest < FEW:
+        y = (state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o).mT
+        return (y if bias is None else y + bias).reshape(rows, o * rest)
+    matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
+    return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
 
 
 def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """y by a GEMM a factor, the last factor first: the path of factors that no fused kernel takes. Nothing is empty."""
     state = x.reshape(-1, x.shape[-1])
-    for w in reversed(factors):
+    for w in reversed(factors[1:]):
         state = _apply_factor(state, w)
-    y = state.reshape(out_shape(x, factors))
-    return y if bias is None else y + bias
+    return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
+
+
+def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Back through `_apply_factor(state, w)`: the gradient for state; and for w, where there is a state."""
+    o, i = w.shape
+    rows, rest = len(grad), grad.shape[1] // o
+    grads = grad.reshape(rows, o, rest)
+    if rest >= FEW and o <= rest:  # then a gradient a row is no larger than the state
+        dw = None if state is None else torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
+        return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
+    grad = grads.mT.reshape(rows * rest, o)
+    dw = None if state is None else grad.mT @ state.reshape(rows * rest, i)
+    return (grad @ w).reshape(rows, rest * i), dw
 
 
 def chain_of_matmuls_backward(
@@ -61,13 +79,8 @@ def chain_of_matmuls_backward(
         state = _apply_factor(state, factors[k])
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
-        o, i = w.shape
-        if not needs_x and not any(needs_factors[k:]):
-            break
-        grad = grad.reshape(len(state), o, -1).mT.reshape(-1, o)
-        if needs_factors[k]:
-            dfactors[k] = grad.mT @ states.pop(k).reshape(-1, i)
-        grad = grad @ w
+        if needs_x or any(needs_factors[k:]):
+            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None))
     return grad.reshape(x.shape) if needs_x else None, dfactors
 
 

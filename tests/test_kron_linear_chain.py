@@ -1,0 +1,48 @@
+"""The chain of GEMMs that CUDA tensors take where no fused kernel does, tried on the CPU in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cuops._kron_linear_torch import chain_of_matmuls, chain_of_matmuls_backward
+from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, gradients, make
+
+FULL = {name: sample for name, sample in {**SAMPLES, **LARGE}.items() if name not in EMPTY}
+
+
+def close(got, want):
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("sample", FULL)
+def test_is_the_product(sample, with_bias):
+    x, factors, bias = arguments(FULL[sample], torch.float64)
+    bias = bias if with_bias else None
+    check(chain_of_matmuls(x, factors, bias), x, factors, bias)
+
+
+@pytest.mark.parametrize("sample", FULL)
+def test_gradients_are_those_of_the_product(sample):
+    x, factors, _ = arguments(FULL[sample], torch.float64)
+    dy = make((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), torch.float64, seed=9)
+    want, *wanted, _ = gradients(dy, x, factors)
+    dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
+    close(dx, want)
+    for got, gradient in zip(dfactors, wanted, strict=True):
+        close(got, gradient)
+
+
+@pytest.mark.parametrize("k", [None, 0, 1, 2])
+def test_what_is_not_needed_is_not_computed(k):
+    x, factors, _ = arguments(SAMPLES["primes"], torch.float64)
+    dy = make((2, 3, 7 * 13 * 3), torch.float64, seed=9)
+    want, *wanted, _ = gradients(dy, x, factors)
+    dx, dfactors = chain_of_matmuls_backward(dy, x, factors, k is None, [j == k for j in range(3)])
+    assert [d is not None for d in (dx, *dfactors)] == [k is None, *(j == k for j in range(3))]
+    if k is None:
+        close(dx, want)
+    else:
+        close(dfactors[k], wanted[k])
