@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,6 +30,20 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     import torch
 
     return torch.device(request.param)
+
+
+@pytest.fixture(params=["numpy", "torch", pytest.param("cuda", marks=pytest.mark.gpu)])
+def array(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Makes arrays of NumPy, of PyTorch on the CPU and of PyTorch on CUDA in turn."""
+    import numpy as np
+    import torch
+
+    def make(values: Any, dtype: str = "float64") -> Any:
+        if request.param == "numpy":
+            return np.array(values, dtype)
+        return torch.tensor(values, dtype=getattr(torch, dtype), device=request.param.replace("torch", "cpu"))
+
+    return make
 
 
 @pytest.fixture

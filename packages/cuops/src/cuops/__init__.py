@@ -14,8 +14,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("cuops")
-    if name == "nn":  # PyTorch's modules, imported when they are asked for
+    if name in ("cem", "nn"):  # imported when they are asked for
         import importlib
 
-        return importlib.import_module(".nn", __name__)
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

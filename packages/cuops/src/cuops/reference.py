@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from .cem._state import Refit, State
+
 
 CHUNK = 1 << 13  # columns, and calls of Philox, at once: what they need stays in the cache
 
@@ -260,3 +262,51 @@ def sample_normal_torch_backward(
     kinds = (mu, sigma) if low is None else (mu, sigma, low, high)
     gradients = [a.to(like.dtype) for a, like in zip(results, kinds, strict=True)]
     return (*gradients, *([None, None] if low is None else []))  # type: ignore[return-value]
+
+
+def sample_seed(seed: int, step: int) -> int:
+    """The seed of a step's samples, from that of the method (SplitMix64)."""
+    mask = (1 << 64) - 1
+    z = (seed + step * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
+    return (z ^ z >> 31) >> 1
+
+
+def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refit: Refit) -> None:
+    """One step of the Cross-Entropy Method, from (problems, n, d) samples and (problems, n) scores; changes `state`.
+
+    Elites are the best finite scores, ties by index. A problem without any keeps its mean and standard deviation.
+    """
+    import numpy as np
+
+    wide = scores.astype(np.float64)
+    finite = np.isfinite(wide)
+    costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
+    elites, kept = state.indices.shape[1], state.kept.shape[1]
+    state.indices[...] = np.argsort(costs, -1, kind="stable")[:, :elites]
+    noise = max(refit.noise - refit.noise_decrease * int(state.clock[0]), 0.0)
+    for problem, order in enumerate(state.indices):
+        count = min(int(finite[problem].sum()), elites)
+        state.counts[problem] = count, -1
+        state.summary[problem, :3] = np.nan
+        if count > 0:
+            elite = wide[problem, order[:count]]
+            state.summary[problem, :3] = elite[0], elite.mean(), elite[-1]
+            if (elite[0] > state.best_score[problem]) == refit.maximize and elite[0] != state.best_score[problem]:
+                state.best_score[problem] = elite[0]
+                state.best_x[problem] = population[problem, order[0]]
+                state.counts[problem, 1] = order[0]
+            rows = population[problem, order[:count]].astype(np.float64)
+            state.kept[problem, :count] = rows[:kept]
+            state.kept_count[problem] = max(state.kept_count[problem], min(count, kept))
+            mean = rows.mean(0)
+            deviation = np.sqrt(np.square(rows - mean).mean(0) + noise)
+            mu, sigma = state.mu[problem], state.sigma[problem]
+            mu[...] = refit.smoothing_mu * mean + (1 - refit.smoothing_mu) * mu
+            sigma[...] = refit.smoothing_sigma * deviation + (1 - refit.smoothing_sigma) * sigma
+            sigma[...] = np.clip(sigma * refit.sigma_decay, refit.sigma_floor, refit.sigma_ceiling)
+        state.summary[problem, 3] = state.best_score[problem]
+    state.clock[0] += 1
+    state.clock[3] += 1
+    state.clock[1] = sample_seed(int(state.clock[2]), int(state.clock[3]))

@@ -1,0 +1,128 @@
+// A step of the Cross-Entropy Method on the host: checks and two launches.
+#include "elite_moments.h"
+
+#include <tvm/ffi/function.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "host/error.h"
+#include "host/kernel.h"
+#include "host/tensor.h"
+
+namespace cuops {
+namespace {
+
+Kernel& select_kernel(DType dtype) {
+  static Kernel kernels[] = {{"elite_moments", "elite_select_f64"}, {"elite_moments", "elite_select_f32"}};
+  return kernels[dtype == kFloat64 ? 0 : 1];
+}
+
+Kernel& moments_kernel(DType dtype, bool aligned) {
+  static Kernel kernels[4][2] = {
+      {{"elite_moments", "elite_moments_f64_unaligned"}, {"elite_moments", "elite_moments_f64_aligned"}},
+      {{"elite_moments", "elite_moments_f32_unaligned"}, {"elite_moments", "elite_moments_f32_aligned"}},
+      {{"elite_moments", "elite_moments_f16_unaligned"}, {"elite_moments", "elite_moments_f16_aligned"}},
+      {{"elite_moments", "elite_moments_bf16_unaligned"}, {"elite_moments", "elite_moments_bf16_aligned"}}};
+  return kernels[dtype][aligned];
+}
+
+// A contiguous array of this shape, on the population's device.
+void* expect(TensorView t, const char* name, DLDataType dtype, std::initializer_list<std::int64_t> shape, TensorView population) {
+  const DLDataType got = t.dtype();
+  bool same = t.ndim() == static_cast<int>(shape.size()) && t.is_contiguous() && got.code == dtype.code && got.bits == dtype.bits;
+  std::string text;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    same = same && t.size(i) == shape.begin()[i];
+    text += (i ? ", " : "") + std::to_string(shape.begin()[i]);
+  }
+  if (!same) {
+    raise("ValueError", std::string(name) + ": expected a contiguous array of shape (" + text + ") and dtype " +
+                            std::string(tvm::ffi::DLDataTypeToString(dtype)));
+  }
+  expect_device(t, name, population.device());
+  return data_of(t);
+}
+
+constexpr DLDataType kInt32{kDLInt, 32, 1}, kInt64{kDLInt, 64, 1}, kDouble{kDLFloat, 64, 1}, kFloat{kDLFloat, 32, 1};
+
+// Changes the state of the method in place: finds the elites of (problems, n) scores, unless `indices` has them already, and
+// refits mu and sigma to them. Arrays are on one GPU; those of the state are in the dtype of the sums.
+void elite_moments(TensorView population, TensorView scores, TensorView indices, TensorView counts, TensorView summary,
+                   TensorView best_score, TensorView best_x, TensorView kept, TensorView kept_count, TensorView mu,
+                   TensorView sigma, TensorView clock, bool maximize, bool sorted, double smoothing_mu, double smoothing_sigma,
+                   double decay, double floor, double ceiling, double noise, double noise_decrease) {
+  const DType dtype = dtype_of(population, "population");
+  if (population.device().device_type != kDLCUDA) raise("ValueError", "population: expected an array on a CUDA device");
+  if (population.ndim() != 3 || !population.is_contiguous()) {
+    raise("ValueError", "population: expected a contiguous array of 3 dimensions");
+  }
+  const std::int64_t problems = population.size(0), n = population.size(1), d = population.size(2);
+  if (indices.ndim() != 2 || kept.ndim() != 3) raise("ValueError", "indices, kept: expected 2 and 3 dimensions");
+  const std::int64_t elites = indices.size(1), kept_rows = kept.size(1);
+  if (elites < 1 || elites > n || n > INT32_MAX || kept_rows > elites) {
+    raise("ValueError", "indices: expected at least 1 elite and at most as many as samples, got " + std::to_string(elites));
+  }
+  const DLDataType state = accumulator_of(dtype) == kFloat64 ? kDouble : kFloat;
+
+  EliteSelectParams select{};
+  select.dtype = dtype_of(scores, "scores");
+  select.scores = expect(scores, "scores", scores.dtype(), {problems, n}, population);
+  select.indices = static_cast<int*>(expect(indices, "indices", kInt32, {problems, elites}, population));
+  select.counts = static_cast<int*>(expect(counts, "counts", kInt32, {problems, 2}, population));
+  select.summary = static_cast<double*>(expect(summary, "summary", kDouble, {problems, 4}, population));
+  select.best_score = static_cast<double*>(expect(best_score, "best_score", kDouble, {problems}, population));
+  select.kept_count = static_cast<int*>(expect(kept_count, "kept_count", kInt32, {problems}, population));
+  select.clock = static_cast<long long*>(expect(clock, "clock", kInt64, {4}, population));
+  select.n = n;
+  select.elites = static_cast<int>(elites);
+  select.kept = static_cast<int>(kept_rows);
+  select.maximize = maximize;
+  select.sorted = sorted;
+  if (!sorted && n > most_sorted(select.dtype)) raise("ValueError", "scores: too many for one block; sort them first");
+
+  EliteMomentsParams moments{};
+  moments.population = data_of(population);
+  moments.indices = select.indices;
+  moments.counts = select.counts;
+  moments.clock = select.clock;
+  moments.mu = expect(mu, "mu", state, {problems, d}, population);
+  moments.sigma = expect(sigma, "sigma", state, {problems, d}, population);
+  moments.best_x = expect(best_x, "best_x", state, {problems, d}, population);
+  moments.kept = expect(kept, "kept", state, {problems, kept_rows, d}, population);
+  moments.n = n;
+  moments.d = d;
+  moments.elites = select.elites;
+  moments.kept_rows = select.kept;
+  moments.smoothing_mu = smoothing_mu;
+  moments.smoothing_sigma = smoothing_sigma;
+  moments.decay = decay;
+  moments.floor = floor;
+  moments.ceiling = ceiling;
+  moments.noise = noise;
+  moments.noise_decrease = noise_decrease;
+  if (problems == 0 || d == 0) return;
+
+  std::int64_t size = 64;
+  while (!sorted && size < n) size *= 2;
+  const unsigned threads = static_cast<unsigned>(std::min<std::int64_t>(sorted ? 256 : size / 2, 1024));
+  const int width = 16 / size_of(dtype);
+  const bool aligned = d % width == 0 && aligned16(moments.population) && aligned16(moments.mu) && aligned16(moments.sigma) &&
+                       aligned16(moments.best_x) && aligned16(moments.kept);
+  const std::int64_t columns = aligned ? 8 * width : 32, lanes = aligned ? 8 : 32;
+  moments.tiles = static_cast<unsigned>((d + columns - 1) / columns);
+  if (problems * moments.tiles > INT32_MAX) raise("ValueError", "population: too many problems and dimensions for one launch");
+  unsigned block = 64;
+  while (block < 512 && block < elites * lanes) block *= 2;
+
+  const int device = population.device().device_id;
+  const ContextGuard context(device);
+  const CUstream stream = current_stream(population.device());
+  launch(select_kernel(select.dtype), device, stream, {static_cast<unsigned>(problems), threads}, &select);
+  launch(moments_kernel(dtype, aligned), device, stream, {static_cast<unsigned>(problems) * moments.tiles, block}, &moments);
+}
+
+}  // namespace
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(elite_moments, cuops::elite_moments);

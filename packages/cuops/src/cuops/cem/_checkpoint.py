@@ -1,0 +1,48 @@
+"""The state of a Cross-Entropy Method as a dictionary, from which it goes on bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._arguments import is_tensor
+
+
+def save(method: Any) -> dict[str, Any]:
+    """Copies of all arrays, and where between ask and tell the method is."""
+    arrays = {name: array + 0 for name, array in method._state.arrays().items()}
+    pending = method._population() + 0 if method._asked else None
+    return {**arrays, "population": pending, "steps_of_host": method._steps}
+
+
+def load(method: Any, saved: dict[str, Any]) -> None:
+    """Takes over what `save` gave for a method of the same shapes and dtypes. ValueError with the state unchanged."""
+    arrays = method._state.arrays()
+    expected = {*arrays, "population", "steps_of_host"}
+    if saved.keys() != expected:
+        raise ValueError(f"state_dict: expected the keys {sorted(expected)}, got {sorted(saved)}")
+    for name, array in arrays.items():
+        check(name, saved[name], array, tuple(array.shape))
+    pending = saved["population"]
+    if pending is not None:
+        shape = (method.problems, pending.shape[1], method.dimensions)
+        check("population", pending, method._memory, shape)
+        if pending.shape[1] > method.num_samples:
+            raise ValueError(f"state_dict: population has {pending.shape[1]} samples, over {method.num_samples}")
+    for name, array in arrays.items():
+        array[...] = _to(saved[name], array)
+    method._steps = saved["steps_of_host"]
+    method._asked = 0 if pending is None else pending.shape[1]
+    if pending is not None:
+        method._population()[...] = _to(pending, method._memory)
+
+
+def check(name: str, value: Any, like: Any, shape: tuple[int, ...]) -> None:
+    """The value may go where `like` is: of its library, dtype and this shape."""
+    if is_tensor(value) != is_tensor(like) or tuple(value.shape) != shape or value.dtype != like.dtype:
+        got = f"{type(value).__qualname__} {tuple(value.shape)} {value.dtype}"
+        wanted = f"{type(like).__qualname__} {shape} {like.dtype}"
+        raise ValueError(f"state_dict: {name}: expected {wanted}, got {got}")
+
+
+def _to(value: Any, like: Any) -> Any:
+    return value.to(like.device) if is_tensor(like) else value

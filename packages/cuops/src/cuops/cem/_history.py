@@ -1,0 +1,92 @@
+"""What happened in each step of a Cross-Entropy Method, and its plot."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .._arguments import is_tensor
+from .._torch import torch
+
+SCORES = ("best", "elite_mean", "elite_worst", "best_so_far")
+
+
+@dataclasses.dataclass
+class History:
+    """Scores and spread by step. Recording does not make the host wait for a GPU; reading does, once for new steps.
+
+    Each of `best`, `elite_mean`, `elite_worst`, `best_so_far` and `sigma` (the mean of the standard deviations) is an
+    array ``(steps, *batch)`` of float64; NaN where no score of a step was finite. `evaluations` are those of one
+    problem by then.
+    """
+
+    method: Any
+    evaluations: list[int] = dataclasses.field(default_factory=list)
+    _pending: list[Any] = dataclasses.field(default_factory=list, repr=False)
+    _fetched: list[Any] = dataclasses.field(default_factory=list, repr=False)
+
+    def record(self) -> None:
+        """Notes the step that `method` has just done."""
+        state = self.method._state
+        self._pending.append((state.summary + 0, state.sigma.mean(-1)))
+        before = self.evaluations[-1] if self.evaluations else 0
+        self.evaluations.append(before + self.method._evaluated)
+
+    def __len__(self) -> int:
+        return len(self.evaluations)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in (*SCORES, "sigma"):
+            raise AttributeError(f"History has no {name!r}")
+        return self._table()[..., [*SCORES, "sigma"].index(name)].reshape(len(self), *self.method.batch_shape)
+
+    def _table(self) -> Any:
+        """(steps, problems, 5) on the host."""
+        import numpy as np
+
+        if self._pending:
+            summaries, sigmas = zip(*self._pending, strict=True)
+            if is_tensor(summaries[0]):
+                summaries, sigmas = torch.stack(summaries).cpu().numpy(), torch.stack(sigmas).cpu().numpy()
+            self._fetched.append(np.concatenate([summaries, np.asarray(sigmas, np.float64)[..., None]], -1))
+            self._pending.clear()
+        if len(self._fetched) != 1:
+            empty = np.empty((0, self.method.problems, 5))
+            self._fetched = [np.concatenate([empty, *self._fetched])]
+        return self._fetched[0]
+
+    def plot(self, path: Any = None, *, offset: float | None = None) -> Any:
+        """Scores and sigma over the evaluations, as a matplotlib figure; written to `path` where there is one.
+
+        Of several problems, the median and the range from the first to the ninth decile. With `offset`, the scores'
+        distance from it (the optimum, say) on a logarithmic scale.
+        """
+        import matplotlib.pyplot as plt
+        import numpy as np
+
+        figure, (scores, spread) = plt.subplots(2, 1, sharex=True, figsize=(7, 6), layout="constrained")
+        for axes, name, label in (
+            (scores, "best_so_far", "best so far"),
+            (scores, "best", "best of the step"),
+            (scores, "elite_mean", "mean of the elites"),
+            (spread, "sigma", "mean of sigma"),
+        ):
+            values = getattr(self, name).reshape(len(self), -1)
+            if axes is scores and offset is not None:
+                values = np.abs(values - offset)
+            low, middle, high = np.quantile(values, (0.1, 0.5, 0.9), axis=1)
+            (line,) = axes.plot(self.evaluations, middle, label=label)
+            if values.shape[1] > 1:
+                axes.fill_between(self.evaluations, low, high, color=line.get_color(), alpha=0.2)
+            axes.legend()
+            axes.grid(alpha=0.3)
+        if offset is not None:
+            scores.set_yscale("log")
+        spread.set_yscale("log")
+        scores.set_ylabel("score" if offset is None else f"distance of the score from {offset:g}")
+        spread.set_ylabel("sigma")
+        spread.set_xlabel("evaluations of a problem" if self.method.problems > 1 else "evaluations")
+        if path is not None:
+            figure.savefig(path)
+            plt.close(figure)
+        return figure

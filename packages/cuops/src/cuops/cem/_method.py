@@ -1,0 +1,265 @@
+"""The Cross-Entropy Method as an object that is asked for samples and told their scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .. import _arguments
+from .._torch import torch
+from . import _checkpoint, _options
+from ._graph import capture
+from ._library import library_of
+from ._sampling import Sampler, color_filter
+from ._state import Refit, State
+from ._update import update
+
+
+class CrossEntropyMethod:
+    """Finds the x of the least score (or greatest), by sampling x and moving the distribution to the best samples.
+
+    ``ask()`` gives samples of a normal distribution, ``tell(scores)`` refits it to the elites among them:
+
+        mu    = a * mean(elites) + (1 - a) * mu
+        sigma = clip(sigma_decay * (b * sqrt(var(elites) + noise_t) + (1 - b) * sigma), sigma_floor, sigma_ceiling)
+        noise_t = max(noise - t * noise_decrease, 0)        t = 0, 1, … steps,  smoothing = (a, b)
+
+    Variances are those of the elites alone (divided by their number). Scores that are NaN or infinite are never
+    elite; a problem none of whose scores is finite keeps its distribution. On a GPU no step makes the host wait.
+
+    Args:
+        mu: the initial mean, ``(*batch, *event)``: a torch tensor on CUDA or CPU, a NumPy array, or numbers that make
+            one; float64, float32, float16 or bfloat16. Everything else is of its library and on its device. Each entry
+            of batch is a problem of its own.
+        sigma: the initial standard deviation, of at least 0: a number, or an array that broadcasts with mu.
+        num_samples: how many samples a problem has in each step.
+        elites: how many of them are elite, or which fraction of them, over 0 and at most 1.
+        maximize: whether the greatest scores are best.
+        covariance: "diagonal", or "full": the covariance of the elites, ``event`` as one vector, is learned too. sigma
+            is the root of its diagonal then, b applies to the covariance, and noise, decay and limits to its diagonal.
+        event_dims: how many of the last dimensions of mu belong to one x.
+        smoothing: weight of the new moments, over 0 and at most 1: one for both, or a pair for mu and sigma. Less
+            than 1 for sigma keeps it from shrinking before mu has come far.
+        sigma_floor, sigma_ceiling, sigma_decay: limits of the refitted sigma, and a factor that it gets before.
+        noise, noise_decrease: added to the variance of the elites; what it loses in each step (Szita and Lőrincz).
+        low, high: bounds of x: numbers, or arrays that broadcast with mu. Independent samples are drawn from the
+            truncated normal distribution; those of a full covariance or a color are clipped.
+        keep_elites: how many of the best elites are part of the next population, to be evaluated again.
+        population_decay: the number of samples is divided by this after each step, down to twice the elites.
+        color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
+            horizon; 0 is white noise, independent from step to step.
+        antithetic: whether samples come in pairs mu + z, mu - z.
+        dtype: of the samples; mu's by default. State is float32, float64 for float64.
+        generator: a torch.Generator to take the seed from; by default torch's, for arrays NumPy's global one.
+        seed: instead of it, an integer of at least 0: the same seed gives the same samples.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described; the message names it.
+
+    Source: Rubinstein, The Cross-Entropy Method for Combinatorial and Continuous Optimization, 1999; noise: Szita and
+    Lőrincz, Learning Tetris Using the Noisy Cross-Entropy Method, 2006; kept elites, colored noise, population decay:
+    Pinneri et al., Sample-efficient Cross-Entropy Method for Real-time Planning, https://arxiv.org/abs/2008.06389.
+    """
+
+    def __init__(
+        self,
+        mu: Any,
+        sigma: Any,
+        num_samples: int,
+        *,
+        elites: float = 0.2,
+        maximize: bool = False,
+        covariance: str = "diagonal",
+        event_dims: int = 1,
+        smoothing: float | tuple[float, float] = (1.0, 0.6),
+        sigma_floor: float = 0.0,
+        sigma_ceiling: float = math.inf,
+        sigma_decay: float = 1.0,
+        noise: float = 0.0,
+        noise_decrease: float = 0.0,
+        low: Any = None,
+        high: Any = None,
+        keep_elites: int = 0,
+        population_decay: float = 1.0,
+        color: float = 0.0,
+        antithetic: bool = False,
+        dtype: Any = None,
+        generator: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        mu, sigma = _options.distribution(mu, sigma, event_dims)
+        self.maximize = bool(maximize)
+        self.num_samples = _options.count("num_samples", num_samples, 1)
+        self.num_elites = _options.elites(elites, self.num_samples)
+        self.event_shape = tuple(mu.shape[mu.ndim - event_dims :])
+        self.batch_shape = tuple(mu.shape[: mu.ndim - event_dims])
+        self.dtype = _options.dtype(dtype, mu)
+        a, b = _options.smoothing(smoothing)
+        _options.limits(sigma_floor, sigma_ceiling, sigma_decay, noise, noise_decrease)
+        self._refit = Refit(
+            self.maximize, a, b, float(sigma_decay), float(sigma_floor), float(sigma_ceiling), float(noise),
+            float(noise_decrease),
+        )  # fmt: skip
+        _options.choice("covariance", covariance, ("diagonal", "full"))
+        low, high = _options.bounds(low, high, mu, event_dims)
+        self._sampler = Sampler(low, high, bool(antithetic), self._filter(color, covariance, mu))
+        kept = _options.count("keep_elites", keep_elites, 0, self.num_elites)
+        _arguments.number("population_decay", population_decay)
+        if population_decay < 1:
+            raise ValueError(f"population_decay: expected a number of at least 1, got {population_decay}")
+        self._population_decay = float(population_decay)
+        flat_mu, flat_sigma = (_options.wide(array).reshape(self.problems, -1) for array in (mu, sigma))
+        base = _options.seed(seed, generator, mu)
+        self._state = State.create(flat_mu, flat_sigma, self.num_elites, kept, self._refit, base, covariance == "full")
+        xp = library_of(mu)
+        place = {"device": mu.device} if xp is torch else {}
+        self._memory = xp.empty(self.problems * self.num_samples * self.dimensions, dtype=self.dtype, **place)
+        self._steps = 0
+        self._asked = 0  # samples of a problem that await their scores
+        self._evaluated = 0  # samples of a problem in the last step
+
+    def _filter(self, color: float, covariance: str, mu: Any) -> Any:
+        _arguments.number("color", color, least=0)
+        if color == 0:
+            return None
+        if covariance == "full":
+            raise ValueError('color: expected 0 with covariance="full"')
+        matrix = color_filter(self.event_shape[0], float(color))
+        wide = _options.wide(mu)
+        return torch.asarray(matrix).to(wide) if library_of(mu) is torch else matrix.astype(wide.dtype)
+
+    @property
+    def problems(self) -> int:
+        """How many problems are solved at once."""
+        return math.prod(self.batch_shape)
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers one x has."""
+        return math.prod(self.event_shape)
+
+    @property
+    def population_size(self) -> int:
+        """How many samples of a problem the next ``ask`` gives."""
+        shrunk = round(self.num_samples * self._population_decay**-self._steps)
+        return max(shrunk, min(2 * self.num_elites, self.num_samples))
+
+    def ask(self) -> Any:
+        """The samples to evaluate, ``(*batch, population_size, *event)``.
+
+        They stay as they are until the next ask, may be changed in place before ``tell`` (to repair or round them,
+        say), and are the same when asked for again before it.
+        """
+        self._asked = self.population_size
+        self._sampler.fill(self._population(), self._state)
+        return self.population
+
+    def _population(self) -> Any:
+        size = self._asked
+        return self._memory[: self.problems * size * self.dimensions].reshape(self.problems, size, self.dimensions)
+
+    @property
+    def population(self) -> Any:
+        """What ``ask`` gave last."""
+        return self._population().reshape(*self.batch_shape, self._asked, *self.event_shape)
+
+    def tell(self, scores: Any) -> None:
+        """Refits the distribution to the elites. scores: ``(*batch, population_size)``, of any real dtype.
+
+        Raises RuntimeError without an ``ask`` before it; TypeError and ValueError for scores that do not fit the
+        samples. The state is as before then.
+        """
+        if self._asked == 0:
+            raise RuntimeError("tell: expected ask() before it, to score its samples")
+        scores = _options.scores(scores, (*self.batch_shape, self._asked), self._memory)
+        update(self._population(), scores.reshape(self.problems, self._asked), self._state, self._refit)
+        self._evaluated = self._asked
+        self._steps += 1
+        self._asked = 0
+
+    @property
+    def mu(self) -> Any:
+        """The mean, ``(*batch, *event)``: the state itself, which each step changes."""
+        return self._state.mu.reshape(*self.batch_shape, *self.event_shape)
+
+    @property
+    def sigma(self) -> Any:
+        """The standard deviation, likewise."""
+        return self._state.sigma.reshape(*self.batch_shape, *self.event_shape)
+
+    @property
+    def covariance(self) -> Any:
+        """The covariance, ``(*batch, d, d)`` with d = ``dimensions``; None where it is diagonal."""
+        full = self._state.covariance
+        return None if full is None else full.reshape(*self.batch_shape, self.dimensions, self.dimensions)
+
+    @property
+    def best_x(self) -> Any:
+        """The sample of the best score so far, ``(*batch, *event)``; mu before there is one."""
+        return self._state.best_x.reshape(*self.batch_shape, *self.event_shape)
+
+    @property
+    def best_score(self) -> Any:
+        """The best score so far, ``(*batch)`` in float64."""
+        return self._state.best_score.reshape(self.batch_shape)
+
+    @property
+    def elites(self) -> Any:
+        """Indices of the elites of the last population, ``(*batch, num_elites)``, best first."""
+        return self._state.indices.reshape(*self.batch_shape, self.num_elites)
+
+    @property
+    def steps(self) -> int:
+        """How many steps are done, replays of a graph included: a look at the device, for which the host waits."""
+        return int(self._state.clock[0])
+
+    def reset(self, mu: Any, sigma: Any) -> None:
+        """Starts anew at this mean and standard deviation; forgets the best so far; random numbers go on.
+
+        Both broadcast to the shape of the first mu. May be captured in a CUDA graph: their values are not looked at.
+        """
+        self._restart(*(_options.together(name, value, self.mu) for name, value in (("mu", mu), ("sigma", sigma))))
+        self._state.kept_count[...] = 0
+
+    def shift(self, steps: int = 1, sigma: Any = None) -> None:
+        """For planning with a receding horizon, the first dimension of event: drops first steps, repeats the last one.
+
+        The kept elites move too; the best so far is forgotten, as it was of another problem. sigma is the standard
+        deviation to start the next plan with, by default as it is. May be captured in a CUDA graph.
+        """
+        horizon = self.event_shape[0]
+        _options.count("steps", steps, 0, horizon)
+        sigma = self.sigma + 0 if sigma is None else _options.together("sigma", sigma, self.mu)
+        for rows in (self._state.mu, self._state.kept):
+            by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
+            moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
+            by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
+        self._restart(self.mu, sigma)
+
+    def _restart(self, mu: Any, sigma: Any) -> None:
+        state = self._state
+        state.mu[...] = mu.reshape(state.mu.shape)
+        state.sigma[...] = sigma.reshape(state.mu.shape)
+        state.best_x[...] = state.mu
+        state.best_score[...] = -math.inf if self.maximize else math.inf
+        state.clock[0] = 0
+        if state.covariance is not None:
+            state.set_diagonal()
+        self._steps = self._asked = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on, copied: a method of the same arguments goes on from it bit for bit."""
+        return _checkpoint.save(self)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on from a ``state_dict``. ValueError, with the state unchanged, where shapes or dtypes are others."""
+        _checkpoint.load(self, saved)
+
+    def capture(self, function: Callable[[Any], Any]) -> Callable[[], None]:
+        """A CUDA graph of ``tell(function(ask()))``: each call of what is returned does one step.
+
+        ``function`` takes samples and returns scores, with CUDA operations on the current stream alone. It is called
+        three times for warming up; the state is then as before. Every replay draws fresh samples.
+        """
+        return capture(self, function)

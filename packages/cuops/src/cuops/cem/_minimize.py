@@ -1,0 +1,141 @@
+"""The Cross-Entropy Method in one call: `minimize` and `maximize`, with callbacks, early stopping, a progress bar."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._arguments import is_tensor
+from . import _options
+from ._history import History
+from ._library import library_of
+from ._method import CrossEntropyMethod
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What `minimize` and `maximize` return; shapes are those of `CrossEntropyMethod`."""
+
+    x: Any  #: the best sample that was evaluated
+    score: Any  #: its score, in float64
+    mu: Any  #: the last mean: for noisy functions, a better choice than the luckiest sample
+    sigma: Any  #: the last standard deviation
+    steps: int  #: how many were done
+    evaluations: int  #: how often the function was evaluated for each problem
+    stopped_by: Any  #: the callback that stopped it, or None
+    history: History  #: the scores by step
+    method: CrossEntropyMethod  #: to go on with
+
+
+Callback = Callable[[CrossEntropyMethod, History], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """A callback that stops once every problem has reached its target, has come to rest, or no longer gets better.
+
+    Args:
+        target: stop when the best score is at least as good.
+        sigma: stop when the mean of the standard deviations is at most this.
+        patience: stop when so many steps have improved the best score by no more than `tolerance`.
+        tolerance: see patience.
+        every: look every so many steps only: each look waits for the GPU.
+    """
+
+    target: float | None = None
+    sigma: float | None = None
+    patience: int | None = None
+    tolerance: float = 0.0
+    every: int = 10
+
+    def __call__(self, method: CrossEntropyMethod, history: History) -> bool:
+        """Whether to stop."""
+        if len(history) % self.every:
+            return False
+        sign = -1 if method.maximize else 1
+        costs = sign * history.best_so_far.reshape(len(history), -1)
+        rested = [history.sigma[-1] <= self.sigma] if self.sigma is not None else []
+        if self.target is not None:
+            rested.append(costs[-1] <= sign * self.target)
+        if self.patience is not None and len(history) > self.patience:
+            rested.append(costs[-1 - self.patience] - costs[-1] <= self.tolerance)
+        return any(bool(there.all()) for there in rested)
+
+
+def minimize(
+    function: Callable[[Any], Any],
+    mu: Any,
+    sigma: Any,
+    num_samples: int | None = None,
+    *,
+    steps: int = 100,
+    callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = False,
+    vectorized: bool = True,
+    cuda_graph: bool = False,
+    **options: Any,
+) -> Result:
+    """Searches the x of the least ``function(x)``, from mu and sigma on.
+
+    Args:
+        function: takes samples ``(*batch, num_samples, *event)`` in the library of mu, and returns their scores
+            ``(*batch, num_samples)``.
+        mu, sigma: as those of `CrossEntropyMethod`.
+        num_samples: in each step; by default 10 for each dimension, and at least 50.
+        steps: how many at most.
+        callbacks: called after each step with the method and the history; what returns true stops the search.
+        progress: whether to show a bar, with the best score of the first problem.
+        vectorized: False where ``function`` takes one x, ``(*event)``, and returns a number.
+        cuda_graph: whether to capture a step in a CUDA graph and to replay it, which saves the time of launching; see
+            `CrossEntropyMethod.capture`.
+        options: the other arguments of `CrossEntropyMethod`.
+
+    Raises:
+        TypeError, ValueError: an argument, or what ``function`` returns, is not as described; the message names it.
+    """
+    from tqdm import tqdm
+
+    if num_samples is None:
+        shape = mu.shape if hasattr(mu, "shape") else _options.like("mu", mu, None).shape
+        num_samples = max(50, 10 * math.prod(shape[len(shape) - options.get("event_dims", 1) :]))
+    steps = _options.count("steps", steps, 0)
+    method = CrossEntropyMethod(mu, sigma, num_samples, **options)
+    history = History(method)
+    score = function if vectorized else _one_by_one(function, method)
+    step = method.capture(score) if cuda_graph else lambda: method.tell(score(method.ask()))
+    callbacks = [callbacks] if callable(callbacks) else list(callbacks)
+    stopped_by = None
+    with tqdm(total=steps, disable=not progress, unit="step") as bar:
+        for _ in range(steps):
+            step()
+            history.record()
+            stopped_by = next((callback for callback in callbacks if callback(method, history)), None)
+            if bar.update() or len(history) == steps or stopped_by is not None:  # the bar was drawn, or is so at last
+                bar.set_postfix_str("" if bar.disable else f"best {history.best_so_far[-1].flat[0]:.6g}")
+            if stopped_by is not None:
+                break
+    found = (method.best_x, method.best_score, method.mu, method.sigma)
+    evaluations = history.evaluations[-1] if len(history) else 0
+    x, score, last_mu, last_sigma = (a + 0 for a in found)
+    return Result(x, score, last_mu, last_sigma, len(history), evaluations, stopped_by, history, method)
+
+
+def maximize(
+    function: Callable[[Any], Any], mu: Any, sigma: Any, num_samples: int | None = None, **options: Any
+) -> Result:
+    """As `minimize`, for the greatest ``function(x)``."""
+    return minimize(function, mu, sigma, num_samples, **options, maximize=True)
+
+
+def _one_by_one(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:
+    def scores(samples: Any) -> Any:
+        shape = samples.shape[: samples.ndim - len(method.event_shape)]
+        values = [float(function(x)) for x in samples.reshape(-1, *method.event_shape)]
+        xp = library_of(samples)
+        return xp.asarray(
+            values, dtype=xp.float64, **({"device": samples.device} if is_tensor(samples) else {})
+        ).reshape(shape)
+
+    return scores

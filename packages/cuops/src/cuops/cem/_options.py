@@ -1,0 +1,190 @@
+"""Checks of the arguments of a Cross-Entropy Method. Every error names the argument, what it got, what is accepted."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from .. import _arguments
+from .._arguments import is_tensor
+from .._torch import torch
+from ._library import library_of
+
+
+def count(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """`value` is an integer within the limits."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__qualname__}")
+    value = int(value)
+    if value < least or (most is not None and value > most):
+        within = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected an integer {within}, got {value}")
+    return value
+
+
+def elites(value: Any, num_samples: int) -> int:
+    """The number of elites, from it or from their fraction."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return count("elites", value, 1, num_samples)
+    _arguments.number("elites", value)
+    if not 0 < value <= 1:
+        raise ValueError(f"elites: expected a fraction over 0 and at most 1, or an integer, got {value}")
+    return max(1, round(value * num_samples))
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """`value` is one of the words."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected {' or '.join(map(repr, choices))}, got {value!r}")
+
+
+def smoothing(value: Any) -> tuple[float, float]:
+    """The weights of the new mean and of the new standard deviation."""
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"smoothing: expected a number or a pair, got {value}")
+    for weight in pair:
+        _arguments.number("smoothing", weight)
+        if not 0 < weight <= 1:
+            raise ValueError(f"smoothing: expected numbers over 0 and at most 1, got {value}")
+    return float(pair[0]), float(pair[1])
+
+
+def limits(floor: Any, ceiling: Any, decay: Any, noise: Any, decrease: Any) -> None:
+    """What bounds and changes sigma."""
+    for name, value in (("sigma_floor", floor), ("noise", noise), ("noise_decrease", decrease)):
+        _arguments.number(name, value, least=0)
+    _arguments.number("sigma_decay", decay)
+    if decay <= 0:
+        raise ValueError(f"sigma_decay: expected a number over 0, got {decay}")
+    if isinstance(ceiling, bool) or not isinstance(ceiling, numbers.Real):
+        raise TypeError(f"sigma_ceiling: expected a number, got {type(ceiling).__qualname__}")
+    if not ceiling >= floor:
+        raise ValueError(f"sigma_ceiling: expected at least sigma_floor, {floor}, got {ceiling}")
+
+
+def wide(array: Any) -> Any:
+    """A copy in the dtype of sums: float32, float64 for float64."""
+    xp = library_of(array)
+    dtype = getattr(xp, _arguments.accumulator(_arguments.dtype_name(array.dtype)))
+    return array.to(dtype, copy=True).contiguous() if xp is torch else xp.array(array, dtype=dtype, order="C")
+
+
+def like(name: str, value: Any, mu: Any) -> Any:
+    """A number, or an array in the library of mu, on its device."""
+    if is_tensor(mu) and is_tensor(value):
+        _arguments.array(name, value, mu)
+        return value.detach()
+    if is_tensor(mu) or is_tensor(value):
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
+        return torch.full((), float(value), dtype=torch.float64, device=mu.device)
+    import numpy as np
+
+    array = np.asarray(value, dtype=None if _arguments.is_ndarray(value) else np.float64)
+    _arguments.array(name, array)
+    return array
+
+
+def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:
+    """mu and sigma in one shape, finite, sigma of at least 0."""
+    event_dims = count("event_dims", event_dims, 1)
+    if not is_tensor(mu):
+        mu = like("mu", mu, None)
+    _arguments.array("mu", mu)
+    mu = mu.detach() if is_tensor(mu) else mu
+    sigma = together("sigma", sigma, mu)
+    xp = library_of(mu)
+    if mu.ndim < event_dims or math.prod(mu.shape) == 0:
+        raise ValueError(f"mu: expected at least {event_dims} dimensions and no empty one, got {tuple(mu.shape)}")
+    if not xp.isfinite(mu).all():
+        raise ValueError("mu: expected finite numbers")
+    if not (xp.isfinite(sigma) & (sigma >= 0)).all():
+        raise ValueError("sigma: expected finite numbers of at least 0")
+    return mu, sigma
+
+
+def together(name: str, value: Any, mu: Any) -> Any:
+    """The array in mu's shape and the dtype of mu's sums."""
+    value = like(name, value, mu)
+    xp = library_of(mu)
+    if len(value.shape) > len(mu.shape) or any(
+        size not in (1, there) for size, there in zip(reversed(value.shape), reversed(mu.shape), strict=False)
+    ):
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to mu's {tuple(mu.shape)}, got {tuple(value.shape)}"
+        )
+    dtype = getattr(xp, _arguments.accumulator(_arguments.dtype_name(mu.dtype)))
+    value = value.to(dtype) if xp is torch else value.astype(dtype)
+    return xp.broadcast_to(value, mu.shape)
+
+
+def bounds(low: Any, high: Any, mu: Any, event_dims: int) -> tuple[Any, Any]:
+    """Both as None, a number, or (problems, d) in the order of mu's elements; mu is within them."""
+    xp = library_of(mu)
+    limits: dict[str, Any] = {}
+    for name, value in (("low", low), ("high", high)):
+        if value is None:
+            limits[name] = None
+            continue
+        limits[name] = together(name, value, mu)
+        if xp.isnan(limits[name]).any():
+            raise ValueError(f"{name}: expected numbers, got NaN")
+    if low is not None and high is not None and not (limits["low"] < limits["high"]).all():
+        raise ValueError("low: expected less than high everywhere")
+    if (low is not None and (mu < limits["low"]).any()) or (high is not None and (mu > limits["high"]).any()):
+        raise ValueError("mu: expected values from low to high")
+    problems = math.prod(mu.shape[: mu.ndim - event_dims])
+    flat = [value if value is None else wide(value).reshape(problems, -1) for value in limits.values()]
+    return flat[0], flat[1]
+
+
+def dtype(value: Any, mu: Any) -> Any:
+    """The samples' dtype, of mu's library; mu's where the value is None."""
+    if value is None:
+        return mu.dtype
+    name = _arguments.dtype_name(value)
+    if name not in _arguments.DTYPES or (name == "bfloat16" and not is_tensor(mu)):
+        raise TypeError(f"dtype: expected float64, float32, float16 or, with PyTorch, bfloat16, got {value}")
+    if _arguments.accumulator(name) != _arguments.accumulator(_arguments.dtype_name(mu.dtype)):
+        raise TypeError(f"dtype: expected float64 samples of a float64 mu, and of no other, got {value} and {mu.dtype}")
+    return getattr(library_of(mu), name)
+
+
+def seed(value: Any, generator: Any, mu: Any) -> int:
+    """The seed, or one that the generator draws."""
+    if value is not None:
+        if generator is not None:
+            raise ValueError("seed: expected None with a generator")
+        return count("seed", value, 0, 2**63 - 1)
+    if is_tensor(mu):
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
+        device = "cpu" if generator is None else generator.device
+        return int(torch.randint(2**63 - 1, (), device=device, generator=generator))
+    import numpy as np
+
+    if generator is None:
+        return int(np.random.randint(2**63 - 1, dtype=np.int64))
+    if not isinstance(generator, np.random.Generator):
+        raise TypeError(f"generator: expected a numpy.random.Generator, got {type(generator).__qualname__}")
+    return int(generator.integers(2**63 - 1))
+
+
+def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
+    """Scores of this shape, where the samples are, in a floating dtype."""
+    if is_tensor(value) != is_tensor(memory) or not hasattr(value, "shape"):
+        kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
+        raise TypeError(f"scores: expected {kind}, as the samples, got a {type(value).__qualname__}")
+    if tuple(value.shape) != shape:
+        raise ValueError(f"scores: expected one for each sample, shape {shape}, got {tuple(value.shape)}")
+    if is_tensor(memory):
+        if value.device != memory.device:
+            raise ValueError(f"scores: expected a tensor on the samples' device, {memory.device}, got {value.device}")
+        if value.is_complex():
+            raise TypeError(f"scores: expected real numbers, got {value.dtype}")
+        return (value.detach() if value.is_floating_point() else value.double()).contiguous()
+    if value.dtype.kind not in "fiub":
+        raise TypeError(f"scores: expected real numbers, got {value.dtype}")
+    return value if value.dtype.kind == "f" else value.astype("float64")

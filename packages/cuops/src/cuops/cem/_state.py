@@ -1,0 +1,83 @@
+"""What a Cross-Entropy Method knows from step to step, in arrays that every step changes in place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .. import reference
+from .._torch import torch
+from ._library import library_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Refit:
+    """How mean and standard deviation follow the elites; the fields are arguments of `CrossEntropyMethod`."""
+
+    maximize: bool
+    smoothing_mu: float
+    smoothing_sigma: float
+    sigma_decay: float
+    sigma_floor: float
+    sigma_ceiling: float
+    noise: float
+    noise_decrease: float
+
+
+@dataclasses.dataclass
+class State:
+    """Arrays of one library on one device. Those of values have the dtype of sums: float32, float64 for float64."""
+
+    mu: Any  # (problems, d)
+    sigma: Any  # (problems, d)
+    best_x: Any  # (problems, d)
+    best_score: Any  # (problems), float64
+    kept: Any  # (problems, kept, d): the best elites, for the next population
+    kept_count: Any  # (problems), int32: how many there are yet
+    indices: Any  # (problems, elites), int32: the last elites, best first
+    counts: Any  # (problems, 2), int32: finite elites; the index of a sample that beat all before it, or -1
+    summary: Any  # (problems, 4), float64: best, mean and worst score of the last elites, best score so far
+    clock: Any  # (4), int64: steps since the start, seed of the next samples, seed of the method, steps in all
+    covariance: Any = None  # (problems, d, d)
+    factor: Any = None  # (problems, d, d), lower: factor @ factor.T is the covariance
+
+    @classmethod
+    def create(cls, mu: Any, sigma: Any, elites: int, kept: int, refit: Refit, seed: int, full: bool) -> State:
+        """The state before the first step; mu and sigma are (problems, d) and become part of it."""
+        xp = library_of(mu)
+        place = {"device": mu.device} if xp is torch else {}
+        problems, d = mu.shape
+        count = {"dtype": xp.int32, **place}
+        wide = {"dtype": xp.float64, **place}
+        matrices = [xp.zeros((problems, d, d), dtype=mu.dtype, **place) for _ in range(2)] if full else [None, None]
+        state = cls(
+            mu=mu,
+            sigma=sigma,
+            best_x=mu + 0,
+            best_score=xp.full((problems,), -xp.inf if refit.maximize else xp.inf, **wide),
+            kept=xp.zeros((problems, kept, d), dtype=mu.dtype, **place),
+            kept_count=xp.zeros((problems,), **count),
+            indices=xp.zeros((problems, elites), **count),
+            counts=xp.zeros((problems, 2), **count),
+            summary=xp.full((problems, 4), xp.nan, **wide),
+            clock=xp.asarray([0, reference.sample_seed(seed, 0), seed, 0], dtype=xp.int64, **place),
+            covariance=matrices[0],
+            factor=matrices[1],
+        )
+        if full:
+            state.set_diagonal()
+        return state
+
+    def set_diagonal(self) -> None:
+        """Makes the covariance that of independent values, from sigma."""
+        for matrices, diagonal in ((self.covariance, self.sigma**2), (self.factor, self.sigma)):
+            matrices[...] = 0
+            matrices.reshape(len(matrices), -1)[:, :: matrices.shape[-1] + 1] = diagonal
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def as_numpy(self) -> State:
+        """The same memory as NumPy arrays, for torch tensors on the CPU."""
+        return State(**{name: value.numpy() for name, value in self.arrays().items()})

@@ -1,0 +1,105 @@
+"""Refits the distribution to the elites, on the CPU by reference.py, on a GPU by csrc/elite_moments.cc."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from .. import _backend, reference
+from .._arguments import is_tensor
+from .._torch import torch
+from ._library import library_of
+from ._state import Refit, State
+
+MOST_SORTED = {"torch.float64": 2048}  # scores that one block of the kernel sorts; 4096 of the other dtypes
+
+
+def update(population: Any, scores: Any, state: State, refit: Refit) -> None:
+    """One step, in place, from (problems, n, d) samples and (problems, n) scores."""
+    if is_tensor(population) and not population.is_cuda:  # NumPy works on the same memory, but has no bfloat16
+        rows, values = (a.float() if a.dtype == torch.bfloat16 else a for a in (population, scores))
+        update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
+        return
+    if state.covariance is None:
+        _moments(population, scores, state, refit)
+        return
+    mu, sigma = state.mu + 0, state.sigma + 0
+    plain = Refit(refit.maximize, 1.0, 1.0, 1.0, 0.0, float("inf"), refit.noise, refit.noise_decrease)
+    _moments(population, scores, dataclasses.replace(state, mu=mu, sigma=sigma), plain)
+    _full(population, mu, sigma, state, refit)
+
+
+def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:
+    if not is_tensor(population):
+        reference.elite_moments(population, scores, state, refit)
+    else:
+        many = scores.shape[1] > MOST_SORTED.get(str(scores.dtype), 4096)
+        if many:
+            costs = torch.where(scores.isfinite(), -scores if refit.maximize else scores, torch.inf)
+            state.indices.copy_(costs.topk(state.indices.shape[1], largest=False).indices)
+        _backend.library().elite_moments(
+            population, scores, state.indices, state.counts, state.summary, state.best_score, state.best_x, state.kept,
+            state.kept_count, state.mu, state.sigma, state.clock, refit.maximize, many, refit.smoothing_mu,
+            refit.smoothing_sigma, refit.sigma_decay, refit.sigma_floor, refit.sigma_ceiling, refit.noise,
+            refit.noise_decrease,
+        )  # fmt: skip
+
+
+def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit: Refit) -> None:
+    """The full covariance: smoothed, scaled so that its standard deviations keep their limits, and factored."""
+    xp = library_of(population)
+    d = state.mu.shape[1]
+    count = state.counts[:, :1]
+    rows = _elite_rows(population, state.indices)
+    weight = (xp.cumsum(xp.ones_like(state.indices), -1) <= count) / xp.clip(count, 1, None)
+    centred = (rows - elite_mu[:, None]) * xp.sqrt(weight[..., None])
+    centred = centred.astype(rows.dtype) if xp is not torch else centred.to(rows.dtype)
+    covariance = centred.swapaxes(-1, -2) @ centred
+    eye = xp.eye(d, dtype=rows.dtype) if xp is not torch else torch.eye(d, dtype=rows.dtype, device=rows.device)
+    # The diagonal is the kernel's, which has the noise.
+    covariance = covariance * (1 - eye) + eye * (elite_sigma**2)[..., None]
+    alpha = refit.smoothing_sigma
+    covariance = alpha * covariance + (1 - alpha) * state.covariance
+    deviation = xp.sqrt((covariance * eye).sum(-1))
+    limited = xp.clip(deviation * refit.sigma_decay, refit.sigma_floor, refit.sigma_ceiling)
+    scale = limited / xp.where(deviation > 0, deviation, 1)
+    covariance = covariance * scale[..., None] * scale[:, None]
+    covariance = covariance * (1 - eye) + eye * (limited**2)[..., None]
+    factor = _factor(covariance, eye, xp)
+    learned = count > 0
+    mu = refit.smoothing_mu * elite_mu + (1 - refit.smoothing_mu) * state.mu
+    for old, new in ((state.mu, mu), (state.sigma, limited)):
+        old[...] = xp.where(learned, new, old)
+    for old, new in ((state.covariance, covariance), (state.factor, factor)):
+        old[...] = xp.where(learned[..., None], new, old)
+
+
+def _elite_rows(population: Any, indices: Any) -> Any:
+    """The elites, in the dtype of the state."""
+    if is_tensor(population):
+        rows = torch.take_along_dim(population, indices.long()[..., None], 1)
+        return rows if rows.dtype == torch.float64 else rows.float()
+    import numpy as np
+
+    rows = np.take_along_axis(population, indices[..., None].astype(np.int64), 1)
+    return rows if rows.dtype == np.float64 else rows.astype(np.float32)
+
+
+def _factor(covariance: Any, eye: Any, xp: Any) -> Any:
+    """Lower factors of covariances, with a little added to their diagonals, as those of few elites are singular.
+
+    What has no factor even then gets that of its diagonal.
+    """
+    variance = (covariance * eye).sum(-1)
+    epsilon = float(xp.finfo(covariance.dtype).eps)
+    ridge = covariance + eye * (8 * epsilon * covariance.shape[-1] * variance)[..., None]
+    diagonal = eye * xp.sqrt(variance)[..., None]
+    if xp is torch:
+        factor, failed = torch.linalg.cholesky_ex(ridge)
+        return torch.where((failed > 0)[:, None, None], diagonal, factor)
+    for problem, matrix in enumerate(ridge):
+        try:
+            diagonal[problem] = xp.linalg.cholesky(matrix)
+        except xp.linalg.LinAlgError:
+            continue
+    return diagonal

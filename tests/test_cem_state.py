@@ -1,0 +1,234 @@
+"""What surrounds the steps of a Cross-Entropy Method: its state, its history, its errors, its graphs."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from cem_problems import on_host, sphere, told
+from cuops.cem import CrossEntropyMethod, minimize
+
+OPTIONS = [
+    {},
+    {"covariance": "full"},
+    {"keep_elites": 3, "noise": 0.5, "noise_decrease": 0.01},
+    {"population_decay": 1.2, "low": -4.0, "high": 9.0},
+    {"color": 1.0, "antithetic": True, "maximize": True},
+]
+
+
+def bits(method):
+    return {name: on_host(value).tobytes() for name, value in method._state.arrays().items()}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("pending", [False, True], ids=["after tell", "after ask"])
+def test_a_saved_state_goes_on_bit_for_bit(array, options, pending):
+    def make(seed):
+        return CrossEntropyMethod(array([[1.0, 2.0, 3.0]] * 2), 1.0, 40, seed=seed, **options)
+
+    method = told(make(1), sphere, 3)
+    if pending:
+        method.ask()
+    saved = method.state_dict()
+    other = make(2)
+    other.load_state_dict(saved)
+    for one in (method, other):
+        if pending:
+            one.tell(sphere(one.population))
+        told(one, sphere, 3)
+    assert bits(method) == bits(other)
+    assert method.steps == other.steps == 6 + pending
+    told(method, sphere)
+    assert bits(method) != bits(other)
+
+
+def test_a_state_goes_through_a_file(array):
+    method = told(CrossEntropyMethod(array([1.0, 2.0]), 1.0, 30, seed=1), sphere, 2)
+    file = io.BytesIO()
+    torch.save(method.state_dict(), file)
+    file.seek(0)
+    other = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 30)
+    other.load_state_dict(torch.load(file, weights_only=False))
+    assert bits(told(method, sphere)) == bits(told(other, sphere))
+
+
+def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(array):
+    method = told(CrossEntropyMethod(array([1.0, 2.0]), 1.0, 30, seed=1), sphere, 2)
+    before = bits(method)
+    saved = told(CrossEntropyMethod(array([1.0, 2.0, 3.0]), 1.0, 30, seed=1), sphere).state_dict()
+    with pytest.raises(ValueError, match="state_dict: mu: expected .* \\(1, 2\\)"):
+        method.load_state_dict(saved)
+    with pytest.raises(ValueError, match="state_dict: expected the keys"):
+        method.load_state_dict({"mu": saved["mu"]})
+    assert bits(method) == before
+
+
+ZERO = np.zeros(3)
+WRONG = {
+    "num_samples: expected an integer of at least 1, got 0": lambda: CrossEntropyMethod(ZERO, 1.0, 0),
+    "num_samples: expected an integer, got float": lambda: CrossEntropyMethod(ZERO, 1.0, 10.0),
+    "elites: expected an integer from 1 to 10, got 11": lambda: CrossEntropyMethod(ZERO, 1.0, 10, elites=11),
+    "elites: expected a fraction over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, elites=0.0),
+    "sigma: expected finite numbers of at least 0": lambda: CrossEntropyMethod(ZERO, -1.0, 10),
+    "sigma: expected finite numbers of": lambda: CrossEntropyMethod(ZERO, np.array([1, math.nan, 1]), 10),
+    "sigma: expected a shape that broadcasts to mu's \\(3,\\), got \\(2,\\)": lambda: CrossEntropyMethod(
+        ZERO, np.ones(2), 10
+    ),
+    "mu: expected finite numbers": lambda: CrossEntropyMethod(ZERO + math.inf, 1.0, 10),
+    "mu: expected at least 2 dimensions": lambda: CrossEntropyMethod(ZERO, 1.0, 10, event_dims=2),
+    "mu: expected .* no empty one": lambda: CrossEntropyMethod(np.zeros((0, 3)), 1.0, 10),
+    "mu: expected float64, float32": lambda: CrossEntropyMethod(np.zeros(3, int), 1.0, 10),
+    "mu: expected values from low to high": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=1.0),
+    "low: expected less than high": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=1.0, high=1.0),
+    "low: expected numbers, got NaN": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=math.nan),
+    "covariance: expected 'diagonal' or 'full'": lambda: CrossEntropyMethod(ZERO, 1.0, 10, covariance="low rank"),
+    "smoothing: expected numbers over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, smoothing=(1.0, 0.0)),
+    "smoothing: expected a number or a pair": lambda: CrossEntropyMethod(ZERO, 1.0, 10, smoothing=(1.0, 0.5, 0.5)),
+    "sigma_floor: expected a finite number of at least 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, sigma_floor=-1.0),
+    "sigma_ceiling: expected at least sigma_floor": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, sigma_floor=2.0, sigma_ceiling=1.0
+    ),
+    "sigma_decay: expected a number over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, sigma_decay=0.0),
+    "keep_elites: expected an integer from 0 to 2": lambda: CrossEntropyMethod(ZERO, 1.0, 10, elites=2, keep_elites=3),
+    "population_decay: expected a number of at least 1": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, population_decay=0.5
+    ),
+    "color: expected 0 with": lambda: CrossEntropyMethod(ZERO, 1.0, 10, color=1.0, covariance="full"),
+    "dtype: expected float64 samples": lambda: CrossEntropyMethod(ZERO, 1.0, 10, dtype="float32"),
+    "seed: expected None with a generator": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, seed=1, generator=np.random.default_rng()
+    ),
+    "seed: expected an integer of at least 0|seed: .* from 0 to": lambda: CrossEntropyMethod(ZERO, 1.0, 10, seed=-1),
+    "generator: expected a numpy.random.Generator": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, generator=torch.Generator()
+    ),
+    "generator: expected a torch.Generator": lambda: CrossEntropyMethod(
+        torch.zeros(3), 1.0, 10, generator=np.random.default_rng()
+    ),
+    "capture: expected a method of CUDA tensors": lambda: CrossEntropyMethod(ZERO, 1.0, 10).capture(sphere),
+    "steps: expected an integer of at least 0": lambda: minimize(sphere, ZERO, 1.0, steps=-1),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_argument_is_named(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        WRONG[message]()
+
+
+def test_wrong_scores_leave_the_state_as_it_was(array):
+    method = CrossEntropyMethod(array([1.0, 2.0]), 1.0, 30, seed=1)
+    with pytest.raises(RuntimeError, match="tell: expected ask"):
+        method.tell(array([0.0] * 30))
+    before = bits(method)
+    scores = sphere(method.ask())
+    for wrong, error in (
+        (scores[:29], ValueError),
+        ([1.0] * 30, TypeError),
+        (scores[None], ValueError),
+        (scores + 1j, TypeError),
+    ):
+        with pytest.raises(error, match="scores: expected"):
+            method.tell(wrong)
+    assert bits(method) == before
+    method.tell(scores)
+    with pytest.raises(RuntimeError, match="tell: expected ask"):
+        method.tell(scores)
+
+
+def test_scores_of_another_library_are_refused():
+    method = CrossEntropyMethod(np.zeros(2), 1.0, 30)
+    method.ask()
+    with pytest.raises(TypeError, match="scores: expected a numpy.ndarray"):
+        method.tell(torch.zeros(30))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "float16", "float32", "bool"])
+def test_scores_of_any_real_dtype(array, dtype):
+    method = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 8, elites=2, seed=1)
+    method.ask()
+    method.tell(array([1, 1, 0, 1, 1, 0, 1, 1], dtype))
+    assert on_host(method.elites).tolist() == [2, 5]
+
+
+def test_the_history_has_every_step(array):
+    found = minimize(sphere, array([[1.0, 2.0], [2.0, 3.0]]), 1.0, 40, steps=12, elites=4, population_decay=1.1, seed=1)
+    history = found.history
+    assert len(history) == found.steps == 12
+    assert history.evaluations[:3] == [40, 76, 109]
+    assert history.best.shape == history.sigma.shape == (12, 2)
+    assert (np.minimum.accumulate(history.best) == history.best_so_far).all()
+    assert (history.best <= history.elite_mean).all()
+    assert (history.elite_mean <= history.elite_worst).all()
+    assert (history.best_so_far[-1] == on_host(found.score)).all()
+    assert np.allclose(history.sigma[-1], on_host(found.sigma).mean(-1))
+    method = found.method  # which goes on, and so does what is recorded
+    told(method, sphere)
+    history.record()
+    assert len(history.best) == 13
+
+
+def test_the_history_is_plotted(array, tmp_path):
+    history = minimize(sphere, array([[1.0, 2.0], [2.0, 3.0]]), 1.0, 40, steps=12, seed=1).history
+    figure = history.plot(tmp_path / "plot.png", offset=0.0)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == [
+        "best so far",
+        "best of the step",
+        "mean of the elites",
+    ]
+    assert len(figure.axes[1].get_lines()[0].get_xdata()) == 12
+
+
+def test_progress_is_shown_with_the_best_score(array, capfd):
+    minimize(sphere, array([1.0, 2.0]), 1.0, 40, steps=12, seed=1, progress=True)
+    shown = capfd.readouterr().err
+    assert "12/12" in shown
+    assert "best " in shown
+    minimize(sphere, array([1.0, 2.0]), 1.0, 40, steps=12, seed=1)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_function_of_one_x(array):
+    many = minimize(sphere, array([1.0, 2.0]), 1.0, 40, steps=10, seed=1)
+    one = minimize(
+        lambda x: float(x[0] ** 2 + x[1] ** 2), array([1.0, 2.0]), 1.0, 40, steps=10, seed=1, vectorized=False
+    )
+    assert np.allclose(on_host(one.x), on_host(many.x), rtol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options", [o for o in OPTIONS if "population_decay" not in o] + [{"low": -4.0, "high": 9.0}], ids=str
+)
+def test_a_captured_step_gives_the_bits_of_an_eager_one(options):
+    def make():
+        return CrossEntropyMethod(torch.tensor([[1.0, 2.0, 3.0]] * 2, device="cuda"), 1.0, 40, seed=1, **options)
+
+    eager, captured = make(), make()
+    step = captured.capture(sphere)
+    assert bits(eager) == bits(captured)
+    for _ in range(5):
+        told(eager, sphere)
+        step()
+    assert bits(eager) == bits(captured)
+
+
+@pytest.mark.gpu
+def test_no_step_makes_the_host_wait():
+    methods = [
+        CrossEntropyMethod(torch.zeros(2, 6, device="cuda"), 1.0, 5000 if many else 100, seed=1, **options)
+        for options in OPTIONS
+        for many in (False, True)
+    ]
+    for method in methods:
+        told(method, sphere)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for method in methods:
+            told(method, sphere, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
