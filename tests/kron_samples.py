@@ -76,10 +76,7 @@ def definition(x, factors, bias=None):
     if math.prod(w.numel() for w in factors) <= 1 << 20:
         y = x @ functools.reduce(torch.kron, factors).mT
     else:
-        y = x.reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
-        for w in reversed(factors):
-            y = (y @ w.mT).movedim(-1, 1)
-        y = y.reshape(*x.shape[:-1], -1)
+        y = x_of(x, factors)
     return y if bias is None else y + bias.detach().cpu().double()
 
 
