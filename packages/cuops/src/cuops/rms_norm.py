@@ -192,9 +192,9 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
     )
     rows = x if x.flags.c_contiguous else np.ascontiguousarray(x)
     y = np.empty(x.shape, out_dtype or x.dtype) if out is None else out
-    rstd = np.empty(x.shape[:-1], wide) if with_rstd else None
-    _backend.library().rms_norm_fwd_host(y, rstd, rows, weight, bias, eps, weight_offset, device)
-    return y, x, rstd
+    wanted = np.empty(x.shape[:-1], wide) if with_rstd else None
+    _backend.library().rms_norm_fwd_host(y, wanted, rows, weight, bias, eps, weight_offset, device)
+    return y, x, wanted
 
 
 def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
