@@ -102,8 +102,8 @@ __device__ void features(const unsigned (&board)[HEIGHT], const Placement& place
 
 // Plays each game for at most `turns` more pieces. weights: (policies, 8); games g belongs to policy g / games_each.
 extern "C" __global__ void play(const float* weights, const Placement* placements, const int* placement_counts,
-                                unsigned short* boards, int* lines, int* pieces, unsigned char* over, int games,
-                                int games_each, int turns, int seed) {
+                                unsigned short* boards, int* lines, int* pieces, unsigned char* over, int games, int games_each,
+                                int turns, int seed) {
   const int game = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (game >= games || over[game]) return;
   float w[kFeatures];
@@ -137,8 +137,8 @@ extern "C" __global__ void play(const float* weights, const Placement* placement
     for (int offset = 16; offset > 0; offset /= 2) {
       const float other = __shfl_xor_sync(0xffffffffu, best, offset);
       const int other_chosen = __shfl_xor_sync(0xffffffffu, chosen, offset);
-      const bool better = other_chosen < kMostPlacements &&
-                          (chosen == kMostPlacements || other > best || (other == best && other_chosen < chosen));
+      const bool better =
+          other_chosen < kMostPlacements && (chosen == kMostPlacements || other > best || (other == best && other_chosen < chosen));
       best = better ? other : best;
       chosen = better ? other_chosen : chosen;
     }
