@@ -14,17 +14,16 @@ from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, m
 gpu = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("sample", ["one factor", "a vector", "empty batch", "both", "a factor of 1"])
-def test_opcheck(sample, with_bias, device):
-    for dtype in (torch.float32, torch.bfloat16):
-        x, factors, bias = arguments(SAMPLES[sample], dtype, device)
-        bias = bias.requires_grad_() if with_bias else None
-        factors = [w.requires_grad_() for w in factors]
-        torch.library.opcheck(torch.ops.cuops.kron_linear_fwd.default, (x.requires_grad_(), factors, bias))
-        dy = make((*x.shape[:-1], definition(x, factors).shape[-1]), dtype, device, 9).requires_grad_()
-        for needs in ((True, [True] * len(factors), with_bias), (False, [True] + [False] * (len(factors) - 1), True)):
-            torch.library.opcheck(torch.ops.cuops.kron_linear_bwd.default, (dy, x, factors, *needs))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("sample", "with_bias"), [("a vector", True), ("empty batch", False), ("both", True)])
+def test_opcheck(sample, with_bias, dtype, device):
+    x, factors, bias = arguments(SAMPLES[sample], dtype, device)
+    bias = bias.requires_grad_() if with_bias else None
+    factors = [w.requires_grad_() for w in factors]
+    torch.library.opcheck(torch.ops.cuops.kron_linear_fwd.default, (x.requires_grad_(), factors, bias))
+    dy = make((*x.shape[:-1], definition(x, factors).shape[-1]), dtype, device, 9).requires_grad_()
+    needs = (True, [True] * len(factors), with_bias) if with_bias else (False, [True, False], True)
+    torch.library.opcheck(torch.ops.cuops.kron_linear_bwd.default, (dy, x, factors, *needs))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
