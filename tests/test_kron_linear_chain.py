@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cuops._kron_linear_torch import chain_of_matmuls, chain_of_matmuls_backward
+from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward
 from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, gradients, make
 
 FULL = {name: s for name, s in SAMPLES.items() if name not in EMPTY} | {"large factors": LARGE["large factors"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor
 
 from . import reference
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, out_shape
 from ._transforms import is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
-FEW = 32  # columns, for which a batched GEMM is slower than one GEMM and a rearranging copy
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 library = torch.library.Library("cuops", "FRAGMENT")
 library.define("kron_linear_fwd(Tensor x, Tensor[] factors, Tensor? bias) -> Tensor")
@@ -21,67 +21,6 @@ library.define(
     "kron_linear_bwd(Tensor dy, Tensor x, Tensor[] factors, bool needs_x, bool[] needs_factors, bool needs_bias) "
     "-> (Tensor dx, Tensor[] dfactors, Tensor dbias)"
 )
-
-
-def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
-    """y's shape."""
-    return (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
-
-
-def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One factor on the last dimension inside `state`, (rows, ... i), which becomes the first: (rows, o ...).
-
-    The transposed product comes out of the batched GEMM in this order, so nothing is ever rearranged.
-    """
-    o, i = w.shape
-    rows, rest = len(state), state.shape[1] // i
-    if rest == 1:
-        return torch.nn.functional.linear(state, w, bias)
-    bias = None if bias is None else bias.reshape(o, rest)
-    if rest < FEW:
-        y = (state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o).mT
-        return (y if bias is None else y + bias).reshape(rows, o * rest)
-    matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
-    return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
-
-
-def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """y by a GEMM a factor, the last factor first: the path of factors that no fused kernel takes. Nothing is empty."""
-    state = x.reshape(-1, x.shape[-1])
-    for w in reversed(factors[1:]):
-        state = _apply_factor(state, w)
-    return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
-
-
-def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Back through `_apply_factor(state, w)`: the gradient for state; and for w, where there is a state."""
-    o, i = w.shape
-    rows, rest = len(grad), grad.shape[1] // o
-    grads = grad.reshape(rows, o, rest)
-    if rest >= FEW and o <= rest:  # then a gradient a row is no larger than the state
-        dw = None if state is None else torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
-        return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    grad = grads.mT.reshape(rows * rest, o)
-    dw = None if state is None else grad.mT @ state.reshape(rows * rest, i)
-    return (grad @ w).reshape(rows, rest * i), dw
-
-
-def chain_of_matmuls_backward(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it."""
-    state, states = x.reshape(-1, x.shape[-1]), {}
-    for k in reversed(range(len(factors))):
-        if needs_factors[k]:
-            states[k] = state
-        if not any(needs_factors[:k]):
-            break
-        state = _apply_factor(state, factors[k])
-    grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
-    for k, w in enumerate(factors):
-        if needs_x or any(needs_factors[k:]):
-            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None))
-    return grad.reshape(x.shape) if needs_x else None, dfactors
 
 
 def _is_empty(x: Tensor, factors: Sequence[Tensor]) -> bool:
@@ -178,22 +117,64 @@ def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     return [t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors]
 
 
-_is_compiling = torch.compiler.is_compiling
-_is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
-
-
-def _is_direct(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> bool:
-    """Whether PyTorch's dispatcher may be left out: plain CUDA tensors, no gradient, nothing watches the call."""
-    if _is_compiling() or not x.is_cuda or _modes() != 0:
-        return False
-    tensors = (x, *factors) if bias is None else (x, *factors, bias)
-    return all(type(t) in PLAIN for t in tensors) and not (_is_grad_enabled() and any(t.requires_grad for t in tensors))
-
-
 def forward_torch(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """The operator, and where transforms of torch.func are at work its formula, all of whose parts they know."""
-    if is_transformed():
-        return reference.kron_linear_torch(x, factors, bias)
-    if _is_direct(x, factors, bias):
+    forward = reference.kron_linear_torch if is_transformed() else torch.ops.cuops.kron_linear_fwd
+    return forward(x, factors, bias)
+
+
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_modes, _is_autocast_enabled = torch._C._len_torch_dispatch_stack, torch.is_autocast_enabled
+
+
+# Written for speed: this much of a call is cuops' own.
+def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
+    """Whether PyTorch's dispatcher may be left out: plain CUDA tensors that go together, nothing watches the call."""
+    if type(x) not in PLAIN or _is_compiling() or not x.is_cuda or x.dim() == 0:
+        return False
+    dtype, device, rows, columns = x.dtype, x.device, 1, 1
+    for w in factors:
+        if type(w) not in PLAIN or w.dtype is not dtype or w.device != device or w.dim() != 2:
+            return False
+        o, i = w.shape
+        rows, columns = rows * o, columns * i
+    return (
+        columns == x.shape[-1]
+        and dtype in FLOATS
+        and x.layout is torch.strided
+        and all(w.layout is torch.strided for w in factors)
+        and (
+            bias is None
+            or (type(bias) in PLAIN and bias.dtype is dtype and bias.device == device and bias.shape == (rows,))
+        )
+        and not _is_autocast_enabled("cuda")
+        and _modes() == 0
+        and not is_transformed()
+    )
+
+
+def direct(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """The operator without the dispatcher, for arguments that `is_direct` found right."""
+    if _is_grad_enabled() and (
+        x.requires_grad or (bias is not None and bias.requires_grad) or any(w.requires_grad for w in factors)
+    ):
+        return _Direct.apply(x, bias, *factors)
+    return _fwd_cuda(x, factors, bias)
+
+
+class _Direct(torch.autograd.Function):
+    """The operator with its gradient, for eager calls."""
+
+    @staticmethod
+    def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, *factors)
         return _fwd_cuda(x, factors, bias)
-    return torch.ops.cuops.kron_linear_fwd(x, factors, bias)
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        x, *factors = ctx.saved_tensors
+        needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
+        backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() else _bwd
+        dx, dfactors, dbias = backward(dy, x, factors, needs_x, needs_factors, needs_bias)
+        dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
+        return dx if needs_x else None, dbias if needs_bias else None, *dfactors

@@ -10,7 +10,7 @@ from . import _arguments, _dlpack, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._kron_linear_torch import autocast, forward_torch
+    from ._kron_linear_torch import autocast, direct, forward_torch, is_direct
 
 
 def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
@@ -42,6 +42,8 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
     Source: Van Loan, The ubiquitous Kronecker product, https://doi.org/10.1016/S0377-0427(00)00393-9.
     """
     matrices = _matrices(factors)
+    if torch is not None and is_direct(x, matrices, bias):
+        return direct(x, matrices, bias)
     if _arguments.is_tensor(x) and all(a is None or _arguments.is_tensor(a) for a in (*matrices, bias)):
         x, *matrices, bias = autocast(x, *matrices, bias)
         _check(x, matrices, bias)

@@ -1,0 +1,72 @@
+"""Kronecker-factored layers by the vendor's GEMM: the path of factors that no fused kernel takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FEW = 32  # columns, for which a batched GEMM is slower than one GEMM and a rearranging copy
+
+
+def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
+    """y's shape."""
+    return (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+
+
+def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """One factor on the last dimension inside `state`, (rows, ... i), which becomes the first: (rows, o ...).
+
+    The transposed product comes out of the batched GEMM in this order, so nothing is ever rearranged.
+    """
+    o, i = w.shape
+    rows, rest = len(state), state.shape[1] // i
+    if rest == 1:
+        return torch.nn.functional.linear(state, w, bias)
+    bias = None if bias is None else bias.reshape(o, rest)
+    if rest < FEW:
+        y = (state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o).mT
+        return (y if bias is None else y + bias).reshape(rows, o * rest)
+    matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
+    return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
+
+
+def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """y by a GEMM a factor, the last factor first: the path of factors that no fused kernel takes. Nothing is empty."""
+    state = x.reshape(-1, x.shape[-1])
+    for w in reversed(factors[1:]):
+        state = _apply_factor(state, w)
+    return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
+
+
+def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Back through `_apply_factor(state, w)`: the gradient for state; and for w, where there is a state."""
+    o, i = w.shape
+    rows, rest = len(grad), grad.shape[1] // o
+    grads = grad.reshape(rows, o, rest)
+    if rest >= FEW and o <= rest:  # then a gradient a row is no larger than the state
+        dw = None if state is None else torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
+        return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
+    grad = grads.mT.reshape(rows * rest, o)
+    dw = None if state is None else grad.mT @ state.reshape(rows * rest, i)
+    return (grad @ w).reshape(rows, rest * i), dw
+
+
+def chain_of_matmuls_backward(
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it."""
+    state, states = x.reshape(-1, x.shape[-1]), {}
+    for k in reversed(range(len(factors))):
+        if needs_factors[k]:
+            states[k] = state
+        if not any(needs_factors[:k]):
+            break
+        state = _apply_factor(state, factors[k])
+    grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
+    for k, w in enumerate(factors):
+        if needs_x or any(needs_factors[k:]):
+            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None))
+    return grad.reshape(x.shape) if needs_x else None, dfactors
