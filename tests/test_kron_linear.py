@@ -137,12 +137,13 @@ def test_arrays_of_other_libraries_come_back_as_their_own():
 
 
 @gpu
-def test_jax_arrays_come_back_as_jax_arrays():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_jax_arrays_come_back_as_jax_arrays(dtype):
     jax = pytest.importorskip("jax")
-    x, factors, _ = arguments(SAMPLES["both"], torch.bfloat16, "cuda")
+    x, factors, _ = arguments(SAMPLES["both"], dtype, "cuda")
     got = cuops.kron_linear(*(jax.tree.map(jax.numpy.from_dlpack, a) for a in (x, factors)))
     assert isinstance(got, jax.Array)
-    assert got.dtype == "bfloat16"
+    assert got.dtype == str(dtype).removeprefix("torch.")
     check(torch.from_dlpack(got), x, factors)
 
 

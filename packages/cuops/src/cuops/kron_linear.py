@@ -90,8 +90,9 @@ def _fwd_dlpack(x: Any, factors: Sequence[Any], bias: Any) -> Any:
     if not _dlpack.on_cuda(x):
         raise TypeError(f"x: expected a torch.Tensor, a numpy.ndarray or a CUDA array, got a {type(x).__qualname__}")
     namespace = _dlpack.namespace(x)
+    exact = {"precision": "highest"} if namespace.__name__ == "jax.numpy" else {}  # or JAX takes TF32
     state = x.reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
     for w in factors:
-        state = namespace.tensordot(state, w, axes=((1,), (1,)))
+        state = namespace.tensordot(state, w, axes=((1,), (1,)), **exact)
     y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
     return y if bias is None else y + bias
