@@ -164,3 +164,14 @@ def test_compiles_into_one_graph(device):
     torch.testing.assert_close(compiled(x), model(x))
     whole = F.linear(x, torch.kron(*model[0].factors), model[0].bias)
     torch.testing.assert_close(model[0](x), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_exports_as_one_operator_for_any_batch(device):
+    layer = KronLinear((4, 6), (5, 3), device=device)
+    program = torch.export.export(
+        layer, (make((3, 24), device=device),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},)
+    )
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert calls == ["cuops.kron_linear_fwd.default"]
+    x = make((7, 24), device=device)
+    assert torch.equal(program.module()(x), layer(x))
