@@ -55,6 +55,6 @@ def store(name: str, product: bytes) -> None:
 @contextlib.contextmanager
 def one_builder(what: str) -> Iterator[None]:
     """Lets one process at a time make `what`; those that waited find it among the products."""
-    with open(made_directory() / f"{what}.lock", "w") as file:
+    with (made_directory() / f"{what}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
