@@ -122,25 +122,24 @@ def test_every_path_gives_the_same_bits(sample, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cuda_graph_replays_on_new_data(dtype):
     x, factors, bias = arguments(LARGE["four of 16"], dtype, "cuda")
-    leaf = x.clone().requires_grad_()
-
-    def run():
-        y = cuops.kron_linear(leaf, factors, bias)
-        return y, *torch.autograd.grad(y, leaf, x)
-
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        leaf = x.clone().requires_grad_()
+
+        def run():
+            y = cuops.kron_linear(leaf, factors, bias)
+            return y, *torch.autograd.grad(y, leaf, x)
+
         run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = run()
-    with torch.no_grad():
-        leaf.copy_(make(x.shape, dtype, "cuda", 30))
-    graph.replay()
-    for a, b in zip(results, run(), strict=True):
-        assert torch.equal(a, b)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            results = run()
+        with torch.no_grad():
+            leaf.copy_(make(x.shape, dtype, "cuda", 30))
+        graph.replay()
+        for a, b in zip(results, run(), strict=True):
+            assert torch.equal(a, b)
 
 
 @gpu
