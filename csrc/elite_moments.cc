@@ -31,12 +31,10 @@ Kernel& moments_kernel(DType dtype, bool aligned) {
 void* expect(TensorView t, const char* name, DLDataType dtype, std::initializer_list<std::int64_t> shape, TensorView population) {
   const DLDataType got = t.dtype();
   bool same = t.ndim() == static_cast<int>(shape.size()) && t.is_contiguous() && got.code == dtype.code && got.bits == dtype.bits;
-  std::string text;
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    same = same && t.size(i) == shape.begin()[i];
-    text += (i ? ", " : "") + std::to_string(shape.begin()[i]);
-  }
+  for (int i = 0; same && i < t.ndim(); ++i) same = t.size(i) == shape.begin()[i];
   if (!same) {
+    std::string text;
+    for (const std::int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
     raise("ValueError", std::string(name) + ": expected a contiguous array of shape (" + text + ") and dtype " +
                             std::string(tvm::ffi::DLDataTypeToString(dtype)));
   }
@@ -46,11 +44,11 @@ void* expect(TensorView t, const char* name, DLDataType dtype, std::initializer_
 
 constexpr DLDataType kInt32{kDLInt, 32, 1}, kInt64{kDLInt, 64, 1}, kDouble{kDLFloat, 64, 1}, kFloat{kDLFloat, 32, 1};
 
-// Changes the state of the method in place: finds the elites of (problems, n) scores, unless `indices` has them already, and
-// refits mu and sigma to them. Arrays are on one GPU; those of the state are in the dtype of the sums.
-void elite_moments(TensorView population, TensorView scores, TensorView indices, TensorView counts, TensorView summary,
-                   TensorView best_score, TensorView best_x, TensorView kept, TensorView kept_count, TensorView mu,
-                   TensorView sigma, TensorView clock, bool maximize, bool sorted, double smoothing_mu, double smoothing_sigma,
+// Changes the state of the method in place: finds the elites of problems x n scores, and refits mu and sigma to them. Arrays are
+// on one GPU; those of values are in the dtype of the sums.
+void elite_moments(TensorView population, TensorView scores, TensorView indices, TensorView kept_indices, TensorView counts,
+                   TensorView summary, TensorView best_score, TensorView best_x, TensorView kept, TensorView kept_count,
+                   TensorView mu, TensorView sigma, TensorView clock, bool maximize, double smoothing_mu, double smoothing_sigma,
                    double decay, double floor, double ceiling, double noise, double noise_decrease) {
   const DType dtype = dtype_of(population, "population");
   if (population.device().device_type != kDLCUDA) raise("ValueError", "population: expected an array on a CUDA device");
@@ -67,9 +65,14 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
 
   EliteSelectParams select{};
   select.dtype = dtype_of(scores, "scores");
-  select.scores = expect(scores, "scores", scores.dtype(), {problems, n}, population);
+  if (scores.numel() != problems * n || !scores.is_contiguous()) {
+    raise("ValueError", "scores: expected a contiguous array of one for each sample");
+  }
+  expect_device(scores, "scores", population.device());
+  select.scores = data_of(scores);
   select.indices = static_cast<int*>(expect(indices, "indices", kInt32, {problems, elites}, population));
-  select.counts = static_cast<int*>(expect(counts, "counts", kInt32, {problems, 2}, population));
+  select.kept_indices = static_cast<int*>(expect(kept_indices, "kept_indices", kInt32, {problems, kept_rows}, population));
+  select.counts = static_cast<int*>(expect(counts, "counts", kInt32, {problems, 3}, population));
   select.summary = static_cast<double*>(expect(summary, "summary", kDouble, {problems, 4}, population));
   select.best_score = static_cast<double*>(expect(best_score, "best_score", kDouble, {problems}, population));
   select.kept_count = static_cast<int*>(expect(kept_count, "kept_count", kInt32, {problems}, population));
@@ -78,12 +81,11 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
   select.elites = static_cast<int>(elites);
   select.kept = static_cast<int>(kept_rows);
   select.maximize = maximize;
-  select.sorted = sorted;
-  if (!sorted && n > most_sorted(select.dtype)) raise("ValueError", "scores: too many for one block; sort them first");
 
   EliteMomentsParams moments{};
   moments.population = data_of(population);
   moments.indices = select.indices;
+  moments.kept_indices = select.kept_indices;
   moments.counts = select.counts;
   moments.clock = select.clock;
   moments.mu = expect(mu, "mu", state, {problems, d}, population);
@@ -103,19 +105,17 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
   moments.noise_decrease = noise_decrease;
   if (problems == 0 || d == 0) return;
 
-  std::int64_t size = 64;
-  while (!sorted && size < n) size *= 2;
-  const unsigned threads = static_cast<unsigned>(std::min<std::int64_t>(sorted ? 256 : size / 2, 1024));
+  const unsigned threads = std::min(threads_for(n, 1), 1024u);
   const int width = 16 / size_of(dtype);
-  const bool aligned = d % width == 0 && aligned16(moments.population) && aligned16(moments.mu) && aligned16(moments.sigma) &&
-                       aligned16(moments.best_x) && aligned16(moments.kept);
+  const int device = population.device().device_id;
+  const bool aligned = hardware("elite_moments", device).capability >= 80 && d % width == 0 && aligned16(moments.population) &&
+                       aligned16(moments.mu) && aligned16(moments.sigma) && aligned16(moments.best_x) && aligned16(moments.kept);
   const std::int64_t columns = aligned ? 8 * width : 32, lanes = aligned ? 8 : 32;
   moments.tiles = static_cast<unsigned>((d + columns - 1) / columns);
   if (problems * moments.tiles > INT32_MAX) raise("ValueError", "population: too many problems and dimensions for one launch");
   unsigned block = 64;
-  while (block < 512 && block < elites * lanes) block *= 2;
+  while (block < 1024 && 4 * block < elites * lanes) block *= 2;  // each thread has up to four elites on their way at once
 
-  const int device = population.device().device_id;
   const ContextGuard context(device);
   const CUstream stream = current_stream(population.device());
   launch(select_kernel(select.dtype), device, stream, {static_cast<unsigned>(problems), threads}, &select);

@@ -7,72 +7,104 @@
 namespace cuops {
 
 // Scores as unsigned integers of the same order, the least best; what is not finite comes last.
+template <class Acc>
+using Key = Select<kSame<Acc, double>, unsigned long long, unsigned>;
+
 __device__ inline unsigned key_of(float cost) {
-  if (!(abs(cost) <= 3.402823466e38f)) return 0xffffffffu;
   const unsigned bits = __float_as_uint(cost + 0.0f);  // -0 is 0
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+  return abs(cost) <= 3.402823466e38f ? bits ^ (bits >> 31 ? 0xffffffffu : 1u << 31) : 0xffffffffu;
 }
 __device__ inline unsigned long long key_of(double cost) {
-  if (!(abs(cost) <= 1.7976931348623157e308)) return ~0ull;
   const unsigned long long bits = __double_as_longlong(cost + 0.0);
-  return bits ^ (bits >> 63 ? ~0ull : 1ull << 63);
+  return abs(cost) <= 1.7976931348623157e308 ? bits ^ (bits >> 63 ? ~0ull : 1ull << 63) : ~0ull;
+}
+__device__ inline double cost_of(unsigned key) { return __uint_as_float(key ^ (key >> 31 ? 1u << 31 : 0xffffffffu)); }
+__device__ inline double cost_of(unsigned long long key) { return __longlong_as_double(key ^ (key >> 63 ? 1ull << 63 : ~0ull)); }
+
+template <class Acc>
+__device__ Key<Acc> key_at(const EliteSelectParams& p, long long i) {
+  auto score = [&]() -> Acc {
+    const long long at = blockIdx.x * p.n + i;
+    if constexpr (kSame<Acc, double>) return static_cast<const double*>(p.scores)[at];
+    if (p.dtype == kFloat16) return convert<Acc>(static_cast<const __half*>(p.scores)[at]);
+    if (p.dtype == kBFloat16) return convert<Acc>(static_cast<const __nv_bfloat16*>(p.scores)[at]);
+    return static_cast<const Acc*>(p.scores)[at];
+  };
+  return key_of(p.maximize ? -score() : score());
 }
 
-// A score with its index, so that no two are equal.
-template <class Acc>
-struct Entry;
-template <>
-struct Entry<float> {
-  unsigned long long both;
-  __device__ Entry() {}
-  __device__ Entry(float cost, unsigned index) : both(static_cast<unsigned long long>(key_of(cost)) << 32 | index) {}
-  __device__ unsigned index() const { return static_cast<unsigned>(both); }
-  __device__ bool operator<(const Entry& other) const { return both < other.both; }
-};
-template <>
-struct Entry<double> {
-  unsigned long long key;
-  unsigned long long place;
-  __device__ Entry() {}
-  __device__ Entry(double cost, unsigned index) : key(key_of(cost)), place(index) {}
-  __device__ unsigned index() const { return static_cast<unsigned>(place); }
-  __device__ bool operator<(const Entry& other) const { return key < other.key || (key == other.key && place < other.place); }
+struct Selection {
+  unsigned histogram[256];
+  unsigned digit, need;
+  unsigned long long by_warp[32];
 };
 
+// Writes the indices of the k least keys, ascending, ties by index, and returns the largest of these keys. Finds it digit by digit.
 template <class Acc>
-__device__ Acc score_at(const EliteSelectParams& p, long long i) {
-  i += blockIdx.x * p.n;
-  if constexpr (kSame<Acc, double>) {
-    return static_cast<const double*>(p.scores)[i];
-  } else {
-    switch (p.dtype) {
-      case kFloat16: return convert<float>(static_cast<const __half*>(p.scores)[i]);
-      case kBFloat16: return convert<float>(static_cast<const __nv_bfloat16*>(p.scores)[i]);
-      default: return static_cast<const float*>(p.scores)[i];
+__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* indices, Selection& shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Key<Acc> prefix = 0, known = 0;
+  unsigned need = k;
+#pragma unroll 1
+  for (int shift = 8 * sizeof(prefix) - 8; shift >= 0; shift -= 8) {
+    for (int i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[i] = 0;
+    __syncthreads();
+    for (long long i = threadIdx.x; i < p.n; i += blockDim.x) {
+      const Key<Acc> key = key_at<Acc>(p, i);
+      if ((key & known) == prefix) atomicAdd(&shared.histogram[key >> shift & 255], 1u);
     }
-  }
-}
-
-// Bitonic: a warp exchanges within its own 64 entries as long as the distance allows, and needs no barrier of the block then.
-template <class Acc>
-__device__ void sort_entries(Entry<Acc>* entries, int size) {
-  for (int run = 2; run <= size; run *= 2) {
-    for (int distance = run / 2; distance > 0; distance /= 2) {
-      for (int pair = threadIdx.x; pair < size / 2; pair += blockDim.x) {
-        const int low = 2 * pair - (pair & (distance - 1)), high = low + distance;
-        const Entry<Acc> a = entries[low], b = entries[high];
-        if ((b < a) == ((low & run) == 0)) {
-          entries[low] = b;
-          entries[high] = a;
+    __syncthreads();
+    if (warp == 0) {
+      unsigned bins[8], sum = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum += bins[j] = shared.histogram[8 * lane + j];
+      unsigned before = sum;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const unsigned other = __shfl_up_sync(0xffffffffu, before, offset);
+        if (lane >= offset) before += other;
+      }
+      before -= sum;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (before < need && need <= before + bins[j]) {
+          shared.digit = 8 * lane + j;
+          shared.need = need - before;
         }
-      }
-      if (distance > 32 || (distance == 1 && run > 32)) {
-        __syncthreads();
-      } else {
-        __syncwarp();
+        before += bins[j];
       }
     }
+    __syncthreads();
+    prefix |= static_cast<Key<Acc>>(shared.digit) << shift;
+    known |= static_cast<Key<Acc>>(255) << shift;
+    need = shared.need;
   }
+  // Each thread has neighbouring indices, and learns how many lesser and equal keys come before its own.
+  const long long each = (p.n + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each, end = min(first + each, p.n);
+  unsigned long long mine = 0;  // lesser ones, and in the upper half equal ones
+  for (long long i = first; i < end; ++i) {
+    const Key<Acc> key = key_at<Acc>(p, i);
+    mine += (key < prefix) + (static_cast<unsigned long long>(key == prefix) << 32);
+  }
+  unsigned long long before = mine;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const unsigned long long other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (lane >= offset) before += other;
+  }
+  if (lane == 31) shared.by_warp[warp] = before;
+  before -= mine;
+  __syncthreads();
+  for (int i = 0; i < warp; ++i) before += shared.by_warp[i];
+  unsigned lesser = static_cast<unsigned>(before), equal = static_cast<unsigned>(before >> 32);
+  for (long long i = first; mine && i < end; ++i) {
+    const Key<Acc> key = key_at<Acc>(p, i);
+    if (key < prefix || (key == prefix && equal < need)) indices[lesser + min(equal, need)] = static_cast<int>(i);
+    lesser += key < prefix;
+    equal += key == prefix;
+  }
+  __syncthreads();
+  return prefix;
 }
 
 // The seed of a step's samples (SplitMix64), as reference.py has it.
@@ -86,115 +118,175 @@ __device__ inline long long sample_seed(unsigned long long seed, unsigned long l
 // A block for each problem.
 template <class Acc>
 __device__ void elite_select(const EliteSelectParams& p) {
-  __shared__ Entry<Acc> entries[most_sorted(kDTypeOf<Acc>)];
-  CUOPS_TEAM(double, 2, team);
+  constexpr Key<Acc> kWorst = ~static_cast<Key<Acc>>(0);
+  __shared__ Selection shared;
+  __shared__ Key<Acc> shared_least;
+  __shared__ int shared_finite, shared_best;
+  CUOPS_TEAM(double, 1, team);
+  if (threadIdx.x == 0) {
+    shared_least = kWorst;
+    shared_finite = 0;
+    shared_best = 0x7fffffff;
+  }
+  __syncthreads();
+  Key<Acc> least = kWorst;
+  int finite = 0;
+  for (long long i = threadIdx.x; i < p.n; i += blockDim.x) {
+    const Key<Acc> key = key_at<Acc>(p, i);
+    finite += key != kWorst;
+    least = min(least, key);
+  }
+  for (int offset = 16; offset > 0; offset /= 2) {
+    finite += __shfl_xor_sync(0xffffffffu, finite, offset);
+    least = min(least, __shfl_xor_sync(0xffffffffu, least, offset));
+  }
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&shared_finite, finite);
+    atomicMin(&shared_least, least);
+  }
+  __syncthreads();
+  const int count = min(shared_finite, p.elites), kept = min(count, p.kept);
+  least = shared_least;
   int* const indices = p.indices + static_cast<long long>(blockIdx.x) * p.elites;
-  if (!p.sorted) {
-    int size = 64;
-    while (size < p.n) size *= 2;
-    for (int i = threadIdx.x; i < size; i += blockDim.x) {
-      const Acc score = i < p.n ? score_at<Acc>(p, i) : Acc(0);
-      entries[i] = i < p.n ? Entry<Acc>(p.maximize ? -score : score, i) : Entry<Acc>(Acc(0) / Acc(0), i);
+  int* const kept_indices = p.kept_indices + static_cast<long long>(blockIdx.x) * p.kept;
+  Key<Acc> worst = kWorst;
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    const int wanted = round ? kept : count, room = round ? p.kept : p.elites;
+    int* const to = round ? kept_indices : indices;
+    if (wanted > 0) {
+      const Key<Acc> last = select_least<Acc>(p, wanted, to, shared);
+      if (round == 0) worst = last;
     }
-    __syncthreads();
-    sort_entries(entries, size);
-    __syncthreads();
+    for (int i = wanted + threadIdx.x; i < room; i += blockDim.x) to[i] = -1;
   }
-  double sums[2] = {0, 0};  // of the finite elites: their number, their scores
-  for (int i = threadIdx.x; i < p.elites; i += blockDim.x) {
-    const int index = p.sorted ? indices[i] : entries[i].index();
-    if (!p.sorted) indices[i] = index;
-    const Acc score = score_at<Acc>(p, index);
-    if (isfinite(score)) {
-      sums[0] += 1;
-      sums[1] += score;
-    }
+  double sum = 0;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const Key<Acc> key = key_at<Acc>(p, indices[i]);
+    sum += cost_of(key);
+    if (key == least) atomicMin(&shared_best, indices[i]);
   }
-  team.reduce(sums, Sum());
-  __syncthreads();  // thread 0 reads the first and the last index below
+  sum = team.reduce(sum, Sum());
+  __syncthreads();  // shared_best is there
   if (threadIdx.x > 0) return;
-  const int count = static_cast<int>(sums[0]);
+  const double sign = p.maximize ? -1 : 1, nothing = __longlong_as_double(0x7ff8000000000000ll);
+  const double best = count ? sign * cost_of(least) : nothing, record = p.best_score[blockIdx.x];
+  const bool better = sign * best < sign * record;
   double* const summary = p.summary + blockIdx.x * 4ll;
-  const double nothing = __longlong_as_double(0x7ff8000000000000ll);
-  const double best = count ? static_cast<double>(score_at<Acc>(p, indices[0])) : nothing;
-  const double record = p.best_score[blockIdx.x];
-  const bool better = p.maximize ? best > record : best < record;
   summary[0] = best;
-  summary[1] = count ? sums[1] / count : nothing;
-  summary[2] = count ? static_cast<double>(score_at<Acc>(p, indices[count - 1])) : nothing;
+  summary[1] = count ? sign * sum / count : nothing;
+  summary[2] = count ? sign * cost_of(worst) : nothing;
   summary[3] = p.best_score[blockIdx.x] = better ? best : record;
-  p.counts[2 * blockIdx.x] = count;
-  p.counts[2 * blockIdx.x + 1] = better ? indices[0] : -1;
-  p.kept_count[blockIdx.x] = max(p.kept_count[blockIdx.x], min(count, p.kept));
+  int* const counts = p.counts + blockIdx.x * 3ll;
+  counts[0] = count;
+  counts[1] = count ? shared_best : -1;
+  counts[2] = better ? shared_best : -1;
+  p.kept_count[blockIdx.x] = max(p.kept_count[blockIdx.x], kept);
   if (blockIdx.x == 0) {
     p.clock[0] += 1;
     p.clock[1] = sample_seed(p.clock[2], ++p.clock[3]);
   }
 }
 
-// A block has kLanes vectors of columns; its threads share the elites, and add up in a fixed order. Values are taken relative to
-// the best elite, which is near the others wherever they are, so that squares lose no digits.
+// A block has kLanes vectors of columns, and its threads share the elites. Each takes its own first elite for zero, which is near
+// the others wherever they are, so that squares lose no digits; all add up in a fixed order.
 template <class T, int kWidth, int kLanes>
 __device__ void elite_moments(const EliteMomentsParams& p) {
   using Acc = Accumulator<T>;
-  __shared__ Acc partial[16][2][kLanes * kWidth];
-  const long long problem = blockIdx.x / p.tiles;
-  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, groups = blockDim.x / kLanes;
-  const long long column = (static_cast<long long>(blockIdx.x % p.tiles) * kLanes + lane) * kWidth;
-  const bool active = column < p.d;
-  const int* const indices = p.indices + problem * p.elites;
-  const int count = p.counts[2 * problem], record = p.counts[2 * problem + 1];
-  if (count == 0) return;  // nothing to learn from
-  const T* const population = static_cast<const T*>(p.population) + problem * p.n * p.d + (active ? column : 0);
   using Columns = Pack<Acc, kWidth>;
-  auto row = [&](int index) { return convert<Acc>(*reinterpret_cast<const Pack<T, kWidth>*>(population + index * p.d)); };
-  auto at = [&](void* rows, long long r) { return reinterpret_cast<Columns*>(static_cast<Acc*>(rows) + r * p.d + column); };
+  constexpr int kColumns = kLanes * kWidth, kAtOnce = 4;
+  __shared__ Acc means[32][kColumns], squares_of[32][kColumns];
+  __shared__ int sizes[32];
+  const long long problem = blockIdx.x / p.tiles, start = static_cast<long long>(blockIdx.x % p.tiles) * kColumns;
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, groups = blockDim.x / kLanes, warps = blockDim.x / 32;
+  const long long column = start + lane * kWidth;
+  const bool active = column < p.d;
+  const int count = p.counts[3 * problem], record = p.counts[3 * problem + 2];
+  const int* const indices = p.indices + problem * p.elites;
+  const int* const kept_indices = p.kept_indices + problem * p.kept_rows;
+  const T* const population = static_cast<const T*>(p.population) + problem * p.n * p.d + (active ? column : 0);
+  auto row = [&](int index) { return *reinterpret_cast<const Pack<T, kWidth>*>(population + max(index, 0) * p.d); };
+  auto copy = [&](int index, void* to, long long r) {
+    if (index >= 0 && active) {
+      *reinterpret_cast<Columns*>(static_cast<Acc*>(to) + r * p.d + column) = convert<Acc>(row(index));
+    }
+  };
+  // What the end needs is on its way from here.
+  const int mine = threadIdx.x;
+  Acc* const mu = static_cast<Acc*>(p.mu) + problem * p.d + start + mine;
+  Acc* const sigma = static_cast<Acc*>(p.sigma) + problem * p.d + start + mine;
+  const bool updates = mine < kColumns && start + mine < p.d;
+  const Acc old_mu = updates ? *mu : Acc(0), old_sigma = updates ? *sigma : Acc(0);
+  const Acc noise = max(p.noise - p.noise_decrease * (p.clock[0] - 1), 0.0);
 
-  const Columns shift = row(indices[0]);
-  Columns sum = {}, squares = {};
-#pragma unroll 4
-  for (int i = group; i < count; i += groups) {
-    const Columns x = row(indices[i]);
-    if (i < p.kept_rows && active) *at(p.kept, problem * p.kept_rows + i) = x;
+  Columns zero = {}, sum = {}, squares = {};
+  int size = 0;
+#pragma unroll 1
+  for (int i = group; i < p.elites; i += kAtOnce * groups) {
+    Pack<T, kWidth> rows[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const Acc distance = x.at[j] - shift.at[j];
-      sum.at[j] += distance;
-      squares.at[j] += distance * distance;
+    for (int u = 0; u < kAtOnce; ++u) rows[u] = row(indices[min(i + u * groups, p.elites - 1)]);
+    if (i == group) zero = convert<Acc>(rows[0]);
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (i + u * groups >= count) break;
+      const Columns x = convert<Acc>(rows[u]);
+      ++size;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Acc distance = x.at[j] - zero.at[j];
+        sum.at[j] += distance;
+        squares.at[j] += distance * distance;
+      }
     }
   }
-  if (record >= 0 && group == 0 && active) *at(p.best_x, problem) = row(record);
+  for (int i = group; i < p.kept_rows; i += groups) copy(kept_indices[i], p.kept, problem * p.kept_rows + i);
+  if (group == 0) copy(record, p.best_x, problem);
+
+  // Mean and sum of squares about it, of this thread's elites, of its warp's, and of all.
+  const Acc share = size ? Acc(1) / size : Acc(0);
+  Columns mean;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
+    mean.at[j] = zero.at[j] + sum.at[j] * share;
+    squares.at[j] = max(squares.at[j] - sum.at[j] * sum.at[j] * share, Acc(0));
+  }
 #pragma unroll
-    for (int offset = kLanes; offset < 32; offset *= 2) {
-      sum.at[j] += __shfl_xor_sync(0xffffffffu, sum.at[j], offset);
-      squares.at[j] += __shfl_xor_sync(0xffffffffu, squares.at[j], offset);
+  for (int offset = kLanes; offset < 32; offset *= 2) {
+    const int other = __shfl_xor_sync(0xffffffffu, size, offset), both = size + other;
+    const Acc part = both ? static_cast<Acc>(other) / both : Acc(0);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const Acc distance = __shfl_xor_sync(0xffffffffu, mean.at[j], offset) - mean.at[j];
+      squares.at[j] += __shfl_xor_sync(0xffffffffu, squares.at[j], offset) + distance * distance * part * size;
+      mean.at[j] += distance * part;
     }
-    if (threadIdx.x % 32 < kLanes) {
-      partial[threadIdx.x / 32][0][lane * kWidth + j] = sum.at[j];
-      partial[threadIdx.x / 32][1][lane * kWidth + j] = squares.at[j];
+    size = both;
+  }
+  if (threadIdx.x % 32 < kLanes) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      means[threadIdx.x / 32][lane * kWidth + j] = mean.at[j];
+      squares_of[threadIdx.x / 32][lane * kWidth + j] = squares.at[j];
     }
+    sizes[threadIdx.x / 32] = size;
   }
   __syncthreads();
-
-  const Acc noise = max(p.noise - p.noise_decrease * (p.clock[0] - 1), 0.0);
-  const Acc alpha_mu = p.smoothing_mu, alpha_sigma = p.smoothing_sigma;
-  const long long first = static_cast<long long>(blockIdx.x % p.tiles) * (kLanes * kWidth);
-  for (int c = threadIdx.x; c < kLanes * kWidth && first + c < p.d; c += blockDim.x) {
-    Acc total = 0, total_squares = 0;
-    for (int warp = 0; warp < blockDim.x / 32; ++warp) {
-      total += partial[warp][0][c];
-      total_squares += partial[warp][1][c];
-    }
-    const T best = (static_cast<const T*>(p.population) + (problem * p.n + indices[0]) * p.d)[first + c];
-    const Acc mean = total / count, variance = max(total_squares / count - mean * mean, Acc(0));
-    Acc* const mu = static_cast<Acc*>(p.mu) + problem * p.d + first + c;
-    Acc* const sigma = static_cast<Acc*>(p.sigma) + problem * p.d + first + c;
-    *mu = alpha_mu * (convert<Acc>(best) + mean) + (1 - alpha_mu) * *mu;
-    const Acc smoothed = alpha_sigma * sqrt(variance + noise) + (1 - alpha_sigma) * *sigma;
-    *sigma = min(max(smoothed * Acc(p.decay), Acc(p.floor)), Acc(p.ceiling));
+  if (!updates || count == 0) return;  // without elites there is nothing to learn from
+  const Acc near = means[0][mine];
+  Acc shift = 0, total = 0;
+#pragma unroll 4
+  for (int warp = 1; warp < warps; ++warp) shift += sizes[warp] ? (means[warp][mine] - near) * sizes[warp] : Acc(0);
+  const Acc new_mean = near + shift / count;
+#pragma unroll 4
+  for (int warp = 0; warp < warps; ++warp) {
+    const Acc distance = means[warp][mine] - new_mean;
+    total += sizes[warp] ? squares_of[warp][mine] + distance * distance * sizes[warp] : Acc(0);
   }
+  const Acc alpha_mu = p.smoothing_mu, alpha_sigma = p.smoothing_sigma;
+  *mu = alpha_mu * new_mean + (1 - alpha_mu) * old_mu;
+  const Acc smoothed = alpha_sigma * sqrt(total / count + noise) + (1 - alpha_sigma) * old_sigma;
+  *sigma = min(max(smoothed * Acc(p.decay), Acc(p.floor)), Acc(p.ceiling));
 }
 
 }  // namespace cuops
@@ -202,14 +294,17 @@ __device__ void elite_moments(const EliteMomentsParams& p) {
 extern "C" __global__ void __launch_bounds__(1024) elite_select_f64(cuops::EliteSelectParams p) { cuops::elite_select<double>(p); }
 extern "C" __global__ void __launch_bounds__(1024) elite_select_f32(cuops::EliteSelectParams p) { cuops::elite_select<float>(p); }
 
-#define ELITE_MOMENTS(name, T)                                                                                      \
-  extern "C" __global__ void __launch_bounds__(512) elite_moments_##name##_aligned(cuops::EliteMomentsParams p) {   \
-    cuops::elite_moments<T, cuops::kVectorWidth<T>, 8>(p);                                                          \
-  }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(512) elite_moments_##name##_unaligned(cuops::EliteMomentsParams p) { \
-    cuops::elite_moments<T, 1, 32>(p);                                                                              \
+#define ELITE_MOMENTS(name, T, layout, kWidth, kLanes)                                                              \
+  extern "C" __global__ void __launch_bounds__(1024) elite_moments_##name##_##layout(cuops::EliteMomentsParams p) { \
+    cuops::elite_moments<T, kWidth, kLanes>(p);                                                                     \
   }
-ELITE_MOMENTS(f64, double)
-ELITE_MOMENTS(f32, float)
-ELITE_MOMENTS(f16, __half)
-ELITE_MOMENTS(bf16, __nv_bfloat16)
+ELITE_MOMENTS(f64, double, unaligned, 1, 32)
+ELITE_MOMENTS(f32, float, unaligned, 1, 32)
+ELITE_MOMENTS(f16, __half, unaligned, 1, 32)
+ELITE_MOMENTS(bf16, __nv_bfloat16, unaligned, 1, 32)
+#if __CUDA_ARCH__ >= 800
+ELITE_MOMENTS(f64, double, aligned, 2, 8)
+ELITE_MOMENTS(f32, float, aligned, 4, 8)
+ELITE_MOMENTS(f16, __half, aligned, 8, 8)
+ELITE_MOMENTS(bf16, __nv_bfloat16, aligned, 8, 8)
+#endif

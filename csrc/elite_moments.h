@@ -8,8 +8,9 @@ namespace cuops {
 // Finds the elites of each problem: the best finite scores, ties by index.
 struct EliteSelectParams {
   const void* scores;  // (problems, n)
-  int* indices;        // (problems, elites), best first; read where `sorted`
-  int* counts;         // (problems, 2): finite elites; the best one's index where it beats best_score, else -1
+  int* indices;        // (problems, elites), ascending; -1 where there are fewer finite scores
+  int* kept_indices;   // (problems, kept): the best of them, likewise
+  int* counts;         // (problems, 3): finite elites; the best one; the same where it beats best_score, else -1
   double* summary;     // (problems, 4): best, mean and worst of the elites' scores, best so far
   double* best_score;  // (problems)
   int* kept_count;     // (problems): rows of `kept` that hold an elite
@@ -19,20 +20,20 @@ struct EliteSelectParams {
   int kept;
   DType dtype;  // of the scores
   bool maximize;
-  bool sorted;  // whether the indices are there already
 };
-static_assert(sizeof(EliteSelectParams) == 80, "host and device must agree on the layout");
+static_assert(sizeof(EliteSelectParams) == 88, "host and device must agree on the layout");
 
 // Refits mean and standard deviation to the elites.
 struct EliteMomentsParams {
   const void* population;  // (problems, n, d)
-  const int* indices;      // as above, and so are counts and clock
+  const int* indices;      // as above, and so are the next three
+  const int* kept_indices;
   const int* counts;
   const long long* clock;
   void* mu;      // (problems, d), as all of the state in the dtype of the sums
   void* sigma;   // (problems, d)
   void* best_x;  // (problems, d)
-  void* kept;    // (problems, kept, d)
+  void* kept;    // (problems, kept_rows, d)
   long long n, d;
   int elites;
   int kept_rows;
@@ -42,9 +43,6 @@ struct EliteMomentsParams {
   double decay, floor, ceiling;          // of sigma
   double noise, noise_decrease;          // added to the variance; what it loses each step
 };
-static_assert(sizeof(EliteMomentsParams) == 152, "host and device must agree on the layout");
-
-// The most samples whose scores one block sorts.
-constexpr int most_sorted(DType dtype) { return dtype == kFloat64 ? 2048 : 4096; }
+static_assert(sizeof(EliteMomentsParams) == 160, "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -95,7 +95,7 @@ def test_the_refit_is_the_formula(array):
         method.tell(array(scores.tolist()))
         assert np.allclose(on_host(method.mu), expected_mu, rtol=1e-12)
         assert np.allclose(on_host(method.sigma), expected_sigma, rtol=1e-12)
-        assert sorted(on_host(method.elites)) == sorted(np.argsort(scores)[:8])
+        assert on_host(method.elites).tolist() == sorted(np.argsort(scores)[:8])
 
 
 def test_sigma_keeps_its_limits(array):
@@ -184,7 +184,7 @@ def test_kept_elites_come_first_in_the_next_population(array):
     assert len(np.unique(scores)) == 40  # nothing is kept before the first step
     method.tell(array(scores.tolist()))
     following = on_host(method.ask())
-    assert (following[:4] == fresh[np.argsort(scores)[:4]]).all()
+    assert (following[:4] == fresh[sorted(np.argsort(scores)[:4])]).all()
     assert not np.isin(following[4:], fresh).any()
 
 
@@ -266,7 +266,8 @@ def test_seeds_and_generators_reproduce(array):
 
 def test_numpy_and_torch_draw_the_same():
     x = CrossEntropyMethod(np.zeros(3), 1.0, 20, seed=5).ask()
-    assert (CrossEntropyMethod(torch.zeros(3, dtype=torch.float64), 1.0, 20, seed=5).ask().numpy() == x).all()
+    drawn = CrossEntropyMethod(torch.zeros(3, dtype=torch.float64), 1.0, 20, seed=5).ask().numpy()
+    assert np.allclose(drawn, x, rtol=1e-12)  # where there is a GPU, it draws for NumPy
 
 
 def test_samples_of_16_bits_have_a_state_of_32():
@@ -285,7 +286,7 @@ def test_shifting_a_plan_drops_its_first_steps(array):
     method.shift(1, sigma=3.0)
     assert np.allclose(on_host(method.mu), mu[[1, 2, 3, 3]], atol=1e-6)
     assert (on_host(method.sigma) == 3).all()
-    assert (on_host(method.ask())[:2] == x[:2][:, [1, 2, 3, 3]]).all()
+    assert (on_host(method.ask())[:2] == x[:2][:, [1, 2, 3, 3]]).all()  # the first two samples had the best scores
     assert math.isinf(float(method.best_score))
 
 

@@ -19,8 +19,7 @@ FEATURES = (
     "hole depth",  # full cells above each hole
     "rows with holes",
 )
-# Thiery and Scherrer's BCTS, which won the Reinforcement Learning Competition of 2008; the fourth and fifth place of the first
-# feature are lengths of the landing height's.
+# The weights of Thiery and Scherrer's BCTS, which won the Reinforcement Learning Competition of 2008.
 BCTS = (-12.63, 6.60, -9.22, -19.77, -13.08, -10.49, -1.61, -24.04)
 
 SHAPES = (("####",), ("##", "##"), (".#.", "###"), (".##", "##."), ("##.", ".##"), ("#..", "###"), ("..#", "###"))

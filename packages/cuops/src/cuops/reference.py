@@ -284,22 +284,27 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
     finite = np.isfinite(wide)
     costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
     elites, kept = state.indices.shape[1], state.kept.shape[1]
-    state.indices[...] = np.argsort(costs, -1, kind="stable")[:, :elites]
     noise = max(refit.noise - refit.noise_decrease * int(state.clock[0]), 0.0)
-    for problem, order in enumerate(state.indices):
+    for problem, order in enumerate(np.argsort(costs, -1, kind="stable")):
         count = min(int(finite[problem].sum()), elites)
-        state.counts[problem] = count, -1
+        state.indices[problem], state.kept_indices[problem] = -1, -1
+        state.counts[problem] = count, -1, -1
         state.summary[problem, :3] = np.nan
         if count > 0:
+            best = order[0]
             elite = wide[problem, order[:count]]
+            state.indices[problem, :count] = np.sort(order[:count])
+            state.counts[problem, 1] = best
             state.summary[problem, :3] = elite[0], elite.mean(), elite[-1]
-            if (elite[0] > state.best_score[problem]) == refit.maximize and elite[0] != state.best_score[problem]:
+            if costs[problem, best] < (-1 if refit.maximize else 1) * state.best_score[problem]:
                 state.best_score[problem] = elite[0]
-                state.best_x[problem] = population[problem, order[0]]
-                state.counts[problem, 1] = order[0]
-            rows = population[problem, order[:count]].astype(np.float64)
-            state.kept[problem, :count] = rows[:kept]
-            state.kept_count[problem] = max(state.kept_count[problem], min(count, kept))
+                state.best_x[problem] = population[problem, best]
+                state.counts[problem, 2] = best
+            held = min(count, kept)
+            state.kept_indices[problem, :held] = np.sort(order[:held])
+            state.kept[problem, :held] = population[problem, state.kept_indices[problem, :held]]
+            state.kept_count[problem] = max(state.kept_count[problem], held)
+            rows = population[problem, state.indices[problem, :count]].astype(np.float64)
             mean = rows.mean(0)
             deviation = np.sqrt(np.square(rows - mean).mean(0) + noise)
             mu, sigma = state.mu[problem], state.sigma[problem]

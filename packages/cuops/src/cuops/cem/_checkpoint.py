@@ -10,7 +10,7 @@ from .._arguments import is_tensor
 def save(method: Any) -> dict[str, Any]:
     """Copies of all arrays, and where between ask and tell the method is."""
     arrays = {name: array + 0 for name, array in method._state.arrays().items()}
-    pending = method._population() + 0 if method._asked else None
+    pending = method._views(method._asked)[0] + 0 if method._asked else None
     return {**arrays, "population": pending, "steps_of_host": method._steps}
 
 
@@ -33,7 +33,7 @@ def load(method: Any, saved: dict[str, Any]) -> None:
     method._steps = saved["steps_of_host"]
     method._asked = 0 if pending is None else pending.shape[1]
     if pending is not None:
-        method._population()[...] = _to(pending, method._memory)
+        method._views(method._asked)[0][...] = _to(pending, method._memory)
 
 
 def check(name: str, value: Any, like: Any, shape: tuple[int, ...]) -> None:

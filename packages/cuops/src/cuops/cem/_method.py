@@ -115,6 +115,7 @@ class CrossEntropyMethod:
         xp = library_of(mu)
         place = {"device": mu.device} if xp is torch else {}
         self._memory = xp.empty(self.problems * self.num_samples * self.dimensions, dtype=self.dtype, **place)
+        self._last_views: tuple[int, Any, Any] = (0, None, None)
         self._steps = 0
         self._asked = 0  # samples of a problem that await their scores
         self._evaluated = 0  # samples of a problem in the last step
@@ -152,17 +153,21 @@ class CrossEntropyMethod:
         say), and are the same when asked for again before it.
         """
         self._asked = self.population_size
-        self._sampler.fill(self._population(), self._state)
-        return self.population
+        rows, samples = self._views(self._asked)
+        self._sampler.fill(rows, self._state)
+        return samples
 
-    def _population(self) -> Any:
-        size = self._asked
-        return self._memory[: self.problems * size * self.dimensions].reshape(self.problems, size, self.dimensions)
+    def _views(self, size: int) -> tuple[Any, Any]:
+        """The first part of the memory as (problems, size, d), and in the shape of samples."""
+        if self._last_views[0] != size:
+            rows = self._memory[: self.problems * size * self.dimensions].reshape(self.problems, size, self.dimensions)
+            self._last_views = size, rows, rows.reshape(*self.batch_shape, size, *self.event_shape)
+        return self._last_views[1:]
 
     @property
     def population(self) -> Any:
         """What ``ask`` gave last."""
-        return self._population().reshape(*self.batch_shape, self._asked, *self.event_shape)
+        return self._views(self._asked or self._evaluated)[1]
 
     def tell(self, scores: Any) -> None:
         """Refits the distribution to the elites. scores: ``(*batch, population_size)``, of any real dtype.
@@ -173,14 +178,14 @@ class CrossEntropyMethod:
         if self._asked == 0:
             raise RuntimeError("tell: expected ask() before it, to score its samples")
         scores = _options.scores(scores, (*self.batch_shape, self._asked), self._memory)
-        update(self._population(), scores.reshape(self.problems, self._asked), self._state, self._refit)
+        update(self._views(self._asked)[0], scores, self._state, self._refit)
         self._evaluated = self._asked
         self._steps += 1
         self._asked = 0
 
     @property
     def mu(self) -> Any:
-        """The mean, ``(*batch, *event)``: the state itself, which each step changes."""
+        """The mean, ``(*batch, *event)``, of which each step changes the values in place."""
         return self._state.mu.reshape(*self.batch_shape, *self.event_shape)
 
     @property
@@ -206,12 +211,12 @@ class CrossEntropyMethod:
 
     @property
     def elites(self) -> Any:
-        """Indices of the elites of the last population, ``(*batch, num_elites)``, best first."""
+        """Indices of the last elites, ``(*batch, num_elites)``, ascending; -1 where fewer scores were finite."""
         return self._state.indices.reshape(*self.batch_shape, self.num_elites)
 
     @property
     def steps(self) -> int:
-        """How many steps are done, replays of a graph included: a look at the device, for which the host waits."""
+        """How many steps are done, those of a graph too; the host waits for the device to know."""
         return int(self._state.clock[0])
 
     def reset(self, mu: Any, sigma: Any) -> None:

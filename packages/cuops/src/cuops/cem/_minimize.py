@@ -20,7 +20,7 @@ class Result:
 
     x: Any  #: the best sample that was evaluated
     score: Any  #: its score, in float64
-    mu: Any  #: the last mean: for noisy functions, a better choice than the luckiest sample
+    mu: Any  #: the last mean, for noisy functions a better choice than the luckiest sample
     sigma: Any  #: the last standard deviation
     steps: int  #: how many were done
     evaluations: int  #: how often the function was evaluated for each problem

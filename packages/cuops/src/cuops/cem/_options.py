@@ -173,7 +173,7 @@ def seed(value: Any, generator: Any, mu: Any) -> int:
 
 
 def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
-    """Scores of this shape, where the samples are, in a floating dtype."""
+    """Scores of this shape, contiguous, where the samples are, in a floating dtype."""
     if is_tensor(value) != is_tensor(memory) or not hasattr(value, "shape"):
         kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
         raise TypeError(f"scores: expected {kind}, as the samples, got a {type(value).__qualname__}")

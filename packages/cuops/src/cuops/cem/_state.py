@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from .. import reference
@@ -23,6 +24,11 @@ class Refit:
     noise: float
     noise_decrease: float
 
+    @functools.cached_property
+    def as_tuple(self) -> tuple[Any, ...]:
+        """The fields in their order, as the library takes them."""
+        return dataclasses.astuple(self)
+
 
 @dataclasses.dataclass
 class State:
@@ -34,8 +40,9 @@ class State:
     best_score: Any  # (problems), float64
     kept: Any  # (problems, kept, d): the best elites, for the next population
     kept_count: Any  # (problems), int32: how many there are yet
-    indices: Any  # (problems, elites), int32: the last elites, best first
-    counts: Any  # (problems, 2), int32: finite elites; the index of a sample that beat all before it, or -1
+    indices: Any  # (problems, elites), int32: the last elites, ascending; -1 where there are fewer finite scores
+    kept_indices: Any  # (problems, kept), int32: the best of them, likewise
+    counts: Any  # (problems, 3), int32: finite elites; the best sample; the same where it beat all before it, or -1
     summary: Any  # (problems, 4), float64: best, mean and worst score of the last elites, best score so far
     clock: Any  # (4), int64: steps since the start, seed of the next samples, seed of the method, steps in all
     covariance: Any = None  # (problems, d, d)
@@ -58,7 +65,8 @@ class State:
             kept=xp.zeros((problems, kept, d), dtype=mu.dtype, **place),
             kept_count=xp.zeros((problems,), **count),
             indices=xp.zeros((problems, elites), **count),
-            counts=xp.zeros((problems, 2), **count),
+            kept_indices=xp.zeros((problems, kept), **count),
+            counts=xp.zeros((problems, 3), **count),
             summary=xp.full((problems, 4), xp.nan, **wide),
             clock=xp.asarray([0, reference.sample_seed(seed, 0), seed, 0], dtype=xp.int64, **place),
             covariance=matrices[0],

@@ -11,11 +11,9 @@ from .._torch import torch
 from ._library import library_of
 from ._state import Refit, State
 
-MOST_SORTED = {"torch.float64": 2048}  # scores that one block of the kernel sorts; 4096 of the other dtypes
-
 
 def update(population: Any, scores: Any, state: State, refit: Refit) -> None:
-    """One step, in place, from (problems, n, d) samples and (problems, n) scores."""
+    """One step, in place, from (problems, n, d) samples and as many scores."""
     if is_tensor(population) and not population.is_cuda:  # NumPy works on the same memory, but has no bfloat16
         rows, values = (a.float() if a.dtype == torch.bfloat16 else a for a in (population, scores))
         update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
@@ -31,17 +29,11 @@ def update(population: Any, scores: Any, state: State, refit: Refit) -> None:
 
 def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:
     if not is_tensor(population):
-        reference.elite_moments(population, scores, state, refit)
+        reference.elite_moments(population, scores.reshape(population.shape[:2]), state, refit)
     else:
-        many = scores.shape[1] > MOST_SORTED.get(str(scores.dtype), 4096)
-        if many:
-            costs = torch.where(scores.isfinite(), -scores if refit.maximize else scores, torch.inf)
-            state.indices.copy_(costs.topk(state.indices.shape[1], largest=False).indices)
         _backend.library().elite_moments(
-            population, scores, state.indices, state.counts, state.summary, state.best_score, state.best_x, state.kept,
-            state.kept_count, state.mu, state.sigma, state.clock, refit.maximize, many, refit.smoothing_mu,
-            refit.smoothing_sigma, refit.sigma_decay, refit.sigma_floor, refit.sigma_ceiling, refit.noise,
-            refit.noise_decrease,
+            population, scores, state.indices, state.kept_indices, state.counts, state.summary, state.best_score,
+            state.best_x, state.kept, state.kept_count, state.mu, state.sigma, state.clock, *refit.as_tuple,
         )  # fmt: skip
 
 
@@ -75,13 +67,13 @@ def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit:
 
 
 def _elite_rows(population: Any, indices: Any) -> Any:
-    """The elites, in the dtype of the state."""
+    """The elites, in the dtype of the state; any sample where there are fewer."""
     if is_tensor(population):
-        rows = torch.take_along_dim(population, indices.long()[..., None], 1)
+        rows = torch.take_along_dim(population, indices.long().clamp(min=0)[..., None], 1)
         return rows if rows.dtype == torch.float64 else rows.float()
     import numpy as np
 
-    rows = np.take_along_axis(population, indices[..., None].astype(np.int64), 1)
+    rows = np.take_along_axis(population, np.maximum(indices, 0)[..., None].astype(np.int64), 1)
     return rows if rows.dtype == np.float64 else rows.astype(np.float32)
 
 

@@ -1,0 +1,123 @@
+"""A step of the Cross-Entropy Method (ask, a cheap score, tell) beside plain PyTorch, torch.compile and EvoTorch.
+
+python -m benchmarks.cem [--quick] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuops._bench import report
+from cuops._bench.timing import timer
+from cuops.cem import CrossEntropyMethod
+
+# (problems, population, dimensions): a planner's, what lies between, a large one, and many planners at once
+CASES = [(1, 300, 30), (1, 1024, 100), (1, 4096, 512), (256, 300, 30)]
+FRACTION = 0.1
+Step = Callable[[], None]
+
+
+def sphere(x: torch.Tensor) -> torch.Tensor:
+    """The score: as cheap as one can be that looks at all of a sample."""
+    return x.square().sum(-1)
+
+
+def refit(mu: torch.Tensor, sigma: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A step in plain PyTorch: scores that are not finite come last, elites are gathered, moments are smoothed."""
+    x = mu[:, None] + sigma[:, None] * torch.randn(len(mu), n, mu.shape[1], device=mu.device)
+    scores = sphere(x)
+    scores = torch.where(scores.isfinite(), scores, torch.inf)
+    indices = scores.topk(int(FRACTION * n), largest=False).indices
+    elites = torch.take_along_dim(x, indices[..., None], 1)
+    deviation, mean = torch.std_mean(elites, 1, correction=0)
+    return mean, 0.6 * deviation + 0.4 * sigma
+
+
+def plain(problems: int, n: int, d: int, device: str, function: Callable[..., Any] = refit) -> Step:
+    """In place, so that a graph's replays go on from one another."""
+    mu, sigma = torch.zeros(problems, d, device=device), torch.ones(problems, d, device=device)
+
+    def step() -> None:
+        for old, new in zip((mu, sigma), function(mu, sigma, n), strict=True):
+            old.copy_(new)
+
+    return step
+
+
+def compiled(problems: int, n: int, d: int, device: str) -> Step:
+    """The plain step through torch.compile."""
+    torch.compiler.reset()
+    return plain(problems, n, d, device, torch.compile(refit, dynamic=False))
+
+
+def ours(problems: int, n: int, d: int, device: str) -> Step:
+    """cuops.cem."""
+    mu = torch.zeros(problems, d, device=device)
+    method = CrossEntropyMethod(mu, 1.0, n, elites=FRACTION, smoothing=(1.0, 0.6), seed=0)
+    return lambda: method.tell(sphere(method.ask()))
+
+
+def evotorch(problems: int, n: int, d: int, device: str) -> Step:
+    """EvoTorch's CEM, of one problem."""
+    from evotorch import Problem
+    from evotorch.algorithms import CEM
+
+    if problems > 1:
+        raise NotImplementedError("one problem at a time")
+    problem = Problem("min", sphere, solution_length=d, initial_bounds=(-1, 1), vectorized=True, device=device)
+    searcher = CEM(problem, popsize=n, parenthood_ratio=FRACTION, stdev_init=1.0)
+    return searcher.step
+
+
+IMPLEMENTATIONS = {"cuops": ours, "torch": plain, "torch.compile": compiled, "EvoTorch": evotorch}
+
+
+def measure(case: tuple[int, int, int], clock: Any, device: str) -> dict[str, Any]:
+    """Microseconds of a step by CUDA graph replay, and as called from Python, of all that are installed."""
+    results: dict[str, Any] = {}
+    for name, make in IMPLEMENTATIONS.items():
+        try:
+            results[name] = {"call_us": clock.host(lambda make=make: make(*case, device), 100)}
+            results[name]["replay_us"] = clock.kernel(lambda make=make: make(*case, device), 20)
+        except Exception as error:  # a peer may lack a case, or refuse to be captured
+            results.setdefault(name, {})["failure"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return {"shape": case, "results": results}
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Times, and how many times as long as cuops each takes."""
+    lines = [f"{'problems x population x d':>26} {'':>14} {'replay':>10} {'call':>10}"]
+    for record in records:
+        mine = record["results"]["cuops"]
+        for name, result in record["results"].items():
+            cells = []
+            for key in ("replay_us", "call_us"):
+                ratio = f" ({result[key] / mine[key]:.1f}x)" if key in result and key in mine else ""
+                cells.append(f"{result[key]:8.1f} us{ratio:>8}" if key in result else f"{'-':>19}")
+            lines.append(f"{'x'.join(map(str, record['shape'])):>26} {name:>14} {'  '.join(cells)}")
+            if "failure" in result:
+                lines.append(f"{'':>41} {result['failure']}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints, and writes cem.json."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cem", description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--quick", action="store_true", help="shorter measurements")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    clock = timer(options.device, options.quick)
+    records = [measure(case, clock, options.device) for case in CASES]
+    print(table(records))
+    content = {"provenance": report.provenance(options.device), "sections": {"step": records}}
+    report.write_json(options.output / "cem.json", content)
+    return int(any("failure" in record["results"]["cuops"] for record in records))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
