@@ -77,7 +77,9 @@ def tests(session: nox.Session) -> None:
     if torch := os.environ.get("TORCH"):  # an older one that is still supported
         session.install(f"torch=={torch}")
     toolchain = wheelhouse.toolchain(session, TESTED_ROW)
-    session.run("pytest", "-m", "not gpu", f"--wheels={folder}", f"--toolchain={toolchain}", *session.posargs)
+    workers = ("-n", str(len(os.sched_getaffinity(0))))
+    paths = (f"--wheels={folder}", f"--toolchain={toolchain}")
+    session.run("pytest", *workers, "-m", "not gpu", *paths, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

@@ -112,9 +112,11 @@ def test_damaged_image(installation: Installation, driver: Path):
     library = installation.folder / "cuops_cu121" / "libcuops.so"
     with library.open("r+b") as file:
         section = ELFFile(file).get_section_by_name(".cuops_images")
-        *_, offset, size, _ = IMAGE.unpack_from(section.data(), 8)
-        file.seek(section["sh_offset"] + offset)
-        file.write(b"\xff" * size)
+        for entry in (IMAGE.unpack_from(section.data(), 8 + i * IMAGE.size) for i in range(section.data()[0])):
+            op, *_, offset, size, _ = entry
+            if op.startswith(b"rms_norm\0"):
+                file.seek(section["sh_offset"] + offset)
+                file.write(b"\xff" * size)
     kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
     assert (kind, command) == ("DamagedBackendError", "pip install --force-reinstall cuops-cu121")
     assert "image of rms_norm" in message

@@ -37,6 +37,7 @@ struct LaunchShape {
 // What plans depend on.
 struct Hardware {
   int capability;  // 90 is compute capability 9.0
+  int tuned;       // CUOPS_TUNED of its code (device/tuned.cuh)
   int multiprocessors;
   int shared_bytes;  // that a block may have
   bool clusters;     // whether blocks of a cluster can work together in kernels of this operator
