@@ -79,11 +79,11 @@ const Hardware& hardware(const char* op, int device) {
   if (found == known.end()) {
     const DeviceProperties& device_properties = properties(device);
     const int capability = device_properties.capability;
-    const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && choose_image(op, capability).cuda >= 120;
-    found = known
-                .emplace(std::make_pair(op, device),
-                         Hardware{capability, device_properties.multiprocessors, device_properties.shared_bytes, clusters})
-                .first;
+    const Image& image = choose_image(op, capability);
+    const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
+    const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
+    const Hardware hardware{capability, tuned, device_properties.multiprocessors, device_properties.shared_bytes, clusters};
+    found = known.emplace(std::make_pair(op, device), hardware).first;
   }
   last_asked = {op, device};
   return *(last = &found->second);
