@@ -33,31 +33,36 @@ __device__ Key<Acc> key_at(const EliteSelectParams& p, long long i) {
   return key_of(p.maximize ? -score() : score());
 }
 
+constexpr int kCached = 4096;  // keys that fit into shared memory beside the rest
+
+template <class Acc>
 struct Selection {
-  unsigned histogram[256];
-  unsigned digit, need;
-  unsigned long long by_warp[32];
+  Key<Acc> keys[kCached];
+  unsigned histogram[2][256];
+  unsigned digit, need, lesser[32], equal[32];
 };
 
 // Writes the indices of the k least keys, ascending, ties by index, and returns the largest of these keys. Finds it digit by digit.
 template <class Acc>
-__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* indices, Selection& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* indices, Selection<Acc>& shared) {
+  const unsigned n = static_cast<unsigned>(p.n), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  auto key_of_sample = [&](unsigned i) { return n <= kCached ? shared.keys[i] : key_at<Acc>(p, i); };
   Key<Acc> prefix = 0, known = 0;
-  unsigned need = k;
+  unsigned need = k, turn = 0;
+  for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[0][i] = 0;
+  __syncthreads();
 #pragma unroll 1
-  for (int shift = 8 * sizeof(prefix) - 8; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[i] = 0;
-    __syncthreads();
-    for (long long i = threadIdx.x; i < p.n; i += blockDim.x) {
-      const Key<Acc> key = key_at<Acc>(p, i);
-      if ((key & known) == prefix) atomicAdd(&shared.histogram[key >> shift & 255], 1u);
+  for (int shift = 8 * sizeof(prefix) - 8; shift >= 0; shift -= 8, turn ^= 1) {
+    for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
+      const Key<Acc> key = key_of_sample(i);
+      if ((key & known) == prefix) atomicAdd(&shared.histogram[turn][key >> shift & 255], 1u);
     }
     __syncthreads();
-    if (warp == 0) {
+    for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[turn ^ 1][i] = 0;
+    if (warp == warps - 1) {  // the last one, which has nothing to zero in a large block
       unsigned bins[8], sum = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) sum += bins[j] = shared.histogram[8 * lane + j];
+      for (int j = 0; j < 8; ++j) sum += bins[j] = shared.histogram[turn][8 * lane + j];
       unsigned before = sum;
 #pragma unroll
       for (int offset = 1; offset < 32; offset *= 2) {
@@ -79,29 +84,28 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* in
     known |= static_cast<Key<Acc>>(255) << shift;
     need = shared.need;
   }
-  // Each thread has neighbouring indices, and learns how many lesser and equal keys come before its own.
-  const long long each = (p.n + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each, end = min(first + each, p.n);
-  unsigned long long mine = 0;  // lesser ones, and in the upper half equal ones
-  for (long long i = first; i < end; ++i) {
-    const Key<Acc> key = key_at<Acc>(p, i);
-    mine += (key < prefix) + (static_cast<unsigned long long>(key == prefix) << 32);
+  // Each warp has neighbouring indices, and learns how many lesser and equal keys come before them.
+  const unsigned each = (n + blockDim.x - 1) / blockDim.x * 32, first = warp * each, end = min(first + each, n);
+  unsigned lesser = 0, equal = 0;
+  for (unsigned i = first; i < end; i += 32) {
+    const Key<Acc> key = i + lane < end ? key_of_sample(i + lane) : ~static_cast<Key<Acc>>(0);
+    lesser += __popc(__ballot_sync(0xffffffffu, key < prefix));
+    equal += __popc(__ballot_sync(0xffffffffu, key == prefix));
   }
-  unsigned long long before = mine;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const unsigned long long other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
+  if (lane == 0) {
+    shared.lesser[warp] = lesser;
+    shared.equal[warp] = equal;
   }
-  if (lane == 31) shared.by_warp[warp] = before;
-  before -= mine;
   __syncthreads();
-  for (int i = 0; i < warp; ++i) before += shared.by_warp[i];
-  unsigned lesser = static_cast<unsigned>(before), equal = static_cast<unsigned>(before >> 32);
-  for (long long i = first; mine && i < end; ++i) {
-    const Key<Acc> key = key_at<Acc>(p, i);
-    if (key < prefix || (key == prefix && equal < need)) indices[lesser + min(equal, need)] = static_cast<int>(i);
-    lesser += key < prefix;
-    equal += key == prefix;
+  lesser = reduce_lanes(lane < warp ? shared.lesser[lane] : 0u, 32, Sum());
+  equal = reduce_lanes(lane < warp ? shared.equal[lane] : 0u, 32, Sum());
+  for (unsigned i = first; i < end; i += 32) {
+    const Key<Acc> key = i + lane < end ? key_of_sample(i + lane) : ~static_cast<Key<Acc>>(0);
+    const unsigned less = __ballot_sync(0xffffffffu, key < prefix), same = __ballot_sync(0xffffffffu, key == prefix);
+    const unsigned earlier = (1u << lane) - 1, place = equal + __popc(same & earlier);
+    if (key < prefix || (key == prefix && place < need)) indices[lesser + __popc(less & earlier) + min(place, need)] = i + lane;
+    lesser += __popc(less);
+    equal += __popc(same);
   }
   __syncthreads();
   return prefix;
@@ -119,7 +123,7 @@ __device__ inline long long sample_seed(unsigned long long seed, unsigned long l
 template <class Acc>
 __device__ void elite_select(const EliteSelectParams& p) {
   constexpr Key<Acc> kWorst = ~static_cast<Key<Acc>>(0);
-  __shared__ Selection shared;
+  __shared__ Selection<Acc> shared;
   __shared__ Key<Acc> shared_least;
   __shared__ int shared_finite, shared_best;
   CUOPS_TEAM(double, 1, team);
@@ -131,8 +135,9 @@ __device__ void elite_select(const EliteSelectParams& p) {
   __syncthreads();
   Key<Acc> least = kWorst;
   int finite = 0;
-  for (long long i = threadIdx.x; i < p.n; i += blockDim.x) {
+  for (unsigned i = threadIdx.x; i < p.n; i += blockDim.x) {
     const Key<Acc> key = key_at<Acc>(p, i);
+    if (p.n <= kCached) shared.keys[i] = key;
     finite += key != kWorst;
     least = min(least, key);
   }
@@ -162,7 +167,7 @@ __device__ void elite_select(const EliteSelectParams& p) {
   }
   double sum = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const Key<Acc> key = key_at<Acc>(p, indices[i]);
+    const Key<Acc> key = p.n <= kCached ? shared.keys[indices[i]] : key_at<Acc>(p, indices[i]);
     sum += cost_of(key);
     if (key == least) atomicMin(&shared_best, indices[i]);
   }

@@ -103,7 +103,8 @@ class CrossEntropyMethod:
         )  # fmt: skip
         _options.choice("covariance", covariance, ("diagonal", "full"))
         low, high = _options.bounds(low, high, mu, event_dims)
-        self._sampler = Sampler(low, high, bool(antithetic), self._filter(color, covariance, mu))
+        limits = _options.device_limits(low, high, mu, self.dtype)
+        self._sampler = Sampler(low, high, bool(antithetic), self._filter(color, covariance, mu), limits)
         kept = _options.count("keep_elites", keep_elites, 0, self.num_elites)
         _arguments.number("population_decay", population_decay)
         if population_decay < 1:

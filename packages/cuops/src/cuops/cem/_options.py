@@ -140,6 +140,20 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int) -> tuple[Any, Any]:
     return flat[0], flat[1]
 
 
+def device_limits(low: Any, high: Any, mu: Any, dtype: Any) -> tuple[Any, Any] | None:
+    """The bounds in the samples' dtype, rounded to where they still hold; None where there are none or no GPU."""
+    if not is_tensor(mu) or not mu.is_cuda or (low is None and high is None):
+        return None
+    given = low if low is not None else high
+    rounded = []
+    for bound, inwards in ((low, math.inf), (high, -math.inf)):
+        exact = torch.full_like(given, -inwards) if bound is None else bound
+        near = exact.to(dtype)
+        outside = near.to(exact.dtype) < exact if inwards > 0 else near.to(exact.dtype) > exact
+        rounded.append(torch.where(outside, torch.nextafter(near, torch.full_like(near, inwards)), near))
+    return rounded[0], rounded[1]
+
+
 def dtype(value: Any, mu: Any) -> Any:
     """The samples' dtype, of mu's library; mu's where the value is None."""
     if value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from .. import _backend
 from .._arguments import is_tensor
 from .._torch import torch
 from ..sample_normal import sample_normal
@@ -36,10 +37,17 @@ class Sampler:
     high: Any
     antithetic: bool
     filter: Any  # None, or (horizon, horizon)
+    device_limits: Any  # None, or low and high as the library takes them: (problems, d) in the samples' dtype
 
     def fill(self, population: Any, state: State) -> None:
         """Draws all of a population, (problems, n, d), and puts the kept elites first."""
-        if state.factor is None and self.filter is None:
+        if state.factor is None and self.filter is None and is_tensor(population) and population.is_cuda:
+            # The seed stays where it is, so that the host need not wait, and a graph's replays draw anew.
+            low, high = self.device_limits or (None, None)
+            _backend.library().sample_normal_fwd(
+                population, state.mu, state.sigma, 0.0, low, high, state.seed, 0, 0, 0, 0, 0, False, self.antithetic
+            )
+        elif state.factor is None and self.filter is None:
             options = {"low": self.low, "high": self.high, "dtype": population.dtype, "out": population}
             self._normal(state.mu, state.sigma, population.shape[1], state, **options)
         else:
@@ -52,8 +60,7 @@ class Sampler:
             first[...] = xp.where((there < state.kept_count[:, None])[..., None], state.kept, first)
 
     def _normal(self, mu: Any, sigma: Any, num_samples: int, state: State, **options: Any) -> Any:
-        # On a GPU the seed stays where it is, so that the host need not wait, and a graph's replays draw anew.
-        seed = state.clock[1:2] if is_tensor(mu) and mu.is_cuda else int(state.clock[1])
+        seed = state.seed if is_tensor(mu) else int(state.clock[1])
         return sample_normal(mu, sigma, num_samples, antithetic=self.antithetic, seed=seed, **options)
 
     def _fill_dependent(self, population: Any, state: State) -> None:

@@ -84,7 +84,13 @@ class State:
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @functools.cached_property
+    def seed(self) -> Any:
+        """The part of `clock` that the next samples are drawn with."""
+        return self.clock[1:2]
 
     def as_numpy(self) -> State:
         """The same memory as NumPy arrays, for torch tensors on the CPU."""
