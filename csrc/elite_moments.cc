@@ -19,12 +19,12 @@ Kernel& select_kernel(DType dtype) {
 }
 
 Kernel& moments_kernel(DType dtype, bool aligned) {
-  static Kernel kernels[4][2] = {
-      {{"elite_moments", "elite_moments_f64_unaligned"}, {"elite_moments", "elite_moments_f64_aligned"}},
-      {{"elite_moments", "elite_moments_f32_unaligned"}, {"elite_moments", "elite_moments_f32_aligned"}},
-      {{"elite_moments", "elite_moments_f16_unaligned"}, {"elite_moments", "elite_moments_f16_aligned"}},
-      {{"elite_moments", "elite_moments_bf16_unaligned"}, {"elite_moments", "elite_moments_bf16_aligned"}}};
-  return kernels[dtype][aligned];
+  static Kernel any[] = {{"elite_moments", "elite_moments_f64_unaligned"}, {"elite_moments", "elite_moments_f32_unaligned"}};
+  static Kernel vectors[] = {{"elite_moments", "elite_moments_f64_aligned"},
+                             {"elite_moments", "elite_moments_f32_aligned"},
+                             {"elite_moments", "elite_moments_f16_aligned"},
+                             {"elite_moments", "elite_moments_bf16_aligned"}};
+  return aligned ? vectors[dtype] : any[dtype == kFloat64 ? 0 : 1];
 }
 
 // A contiguous array of this shape, on the population's device.
@@ -92,6 +92,7 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
   moments.sigma = expect(sigma, "sigma", state, {problems, d}, population);
   moments.best_x = expect(best_x, "best_x", state, {problems, d}, population);
   moments.kept = expect(kept, "kept", state, {problems, kept_rows, d}, population);
+  moments.dtype = dtype;
   moments.n = n;
   moments.d = d;
   moments.elites = select.elites;
@@ -108,7 +109,7 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
   const unsigned threads = std::min(threads_for(n, 1), 1024u);
   const int width = 16 / size_of(dtype);
   const int device = population.device().device_id;
-  const bool aligned = hardware("elite_moments", device).capability >= 80 && d % width == 0 && aligned16(moments.population) &&
+  const bool aligned = hardware("elite_moments", device).tuned >= 80 && d % width == 0 && aligned16(moments.population) &&
                        aligned16(moments.mu) && aligned16(moments.sigma) && aligned16(moments.best_x) && aligned16(moments.kept);
   const std::int64_t columns = aligned ? 8 * width : 32, lanes = aligned ? 8 : 32;
   moments.tiles = static_cast<unsigned>((d + columns - 1) / columns);

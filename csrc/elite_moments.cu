@@ -3,6 +3,7 @@
 
 #include "device/numeric.cuh"
 #include "device/reduce.cuh"
+#include "device/tuned.cuh"
 
 namespace cuops {
 
@@ -42,9 +43,20 @@ struct Selection {
   unsigned digit, need, lesser[32], equal[32];
 };
 
-// Writes the indices of the k least keys, ascending, ties by index, and returns the largest of these keys. Finds it digit by digit.
-template <class Acc>
-__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* indices, Selection<Acc>& shared) {
+// Scores often share their first digits, so lanes of one bin add up first.
+__device__ inline void count_one(unsigned* histogram, unsigned bin) {
+#if __CUDA_ARCH__ >= 700
+  const unsigned same = __match_any_sync(__activemask(), bin);
+  if (threadIdx.x % 32 == __ffs(same) - 1) atomicAdd(&histogram[bin], static_cast<unsigned>(__popc(same)));
+#else
+  atomicAdd(&histogram[bin], 1u);
+#endif
+}
+
+// Writes the indices of the k least keys, ascending, ties by index, and calls taken(index, key) for each. Returns the largest of
+// these keys, which is found digit by digit.
+template <class Acc, class Taken>
+__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* indices, Selection<Acc>& shared, Taken&& taken) {
   const unsigned n = static_cast<unsigned>(p.n), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   auto key_of_sample = [&](unsigned i) { return n <= kCached ? shared.keys[i] : key_at<Acc>(p, i); };
   Key<Acc> prefix = 0, known = 0;
@@ -55,7 +67,7 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* in
   for (int shift = 8 * sizeof(prefix) - 8; shift >= 0; shift -= 8, turn ^= 1) {
     for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
       const Key<Acc> key = key_of_sample(i);
-      if ((key & known) == prefix) atomicAdd(&shared.histogram[turn][key >> shift & 255], 1u);
+      if ((key & known) == prefix) count_one(shared.histogram[turn], key >> shift & 255);
     }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[turn ^ 1][i] = 0;
@@ -103,7 +115,10 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* in
     const Key<Acc> key = i + lane < end ? key_of_sample(i + lane) : ~static_cast<Key<Acc>>(0);
     const unsigned less = __ballot_sync(0xffffffffu, key < prefix), same = __ballot_sync(0xffffffffu, key == prefix);
     const unsigned earlier = (1u << lane) - 1, place = equal + __popc(same & earlier);
-    if (key < prefix || (key == prefix && place < need)) indices[lesser + __popc(less & earlier) + min(place, need)] = i + lane;
+    if (key < prefix || (key == prefix && place < need)) {
+      indices[lesser + __popc(less & earlier) + min(place, need)] = i + lane;
+      taken(i + lane, key);
+    }
     lesser += __popc(less);
     equal += __popc(same);
   }
@@ -132,6 +147,10 @@ __device__ void elite_select(const EliteSelectParams& p) {
     shared_finite = 0;
     shared_best = 0x7fffffff;
   }
+  // What the end needs is on its way from here.
+  const double record = p.best_score[blockIdx.x];
+  const int kept_before = p.kept_count[blockIdx.x];
+  const long long step = p.clock[0], seed = p.clock[2], steps = p.clock[3];
   __syncthreads();
   Key<Acc> least = kWorst;
   int finite = 0;
@@ -155,27 +174,26 @@ __device__ void elite_select(const EliteSelectParams& p) {
   int* const indices = p.indices + static_cast<long long>(blockIdx.x) * p.elites;
   int* const kept_indices = p.kept_indices + static_cast<long long>(blockIdx.x) * p.kept;
   Key<Acc> worst = kWorst;
+  double sum = 0;
 #pragma unroll 1
   for (int round = 0; round < 2; ++round) {
     const int wanted = round ? kept : count, room = round ? p.kept : p.elites;
     int* const to = round ? kept_indices : indices;
     if (wanted > 0) {
-      const Key<Acc> last = select_least<Acc>(p, wanted, to, shared);
+      const Key<Acc> last = select_least<Acc>(p, wanted, to, shared, [&](int i, Key<Acc> key) {
+        if (round > 0) return;
+        sum += cost_of(key);
+        if (key == least) atomicMin(&shared_best, i);
+      });
       if (round == 0) worst = last;
     }
     for (int i = wanted + threadIdx.x; i < room; i += blockDim.x) to[i] = -1;
-  }
-  double sum = 0;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const Key<Acc> key = p.n <= kCached ? shared.keys[indices[i]] : key_at<Acc>(p, indices[i]);
-    sum += cost_of(key);
-    if (key == least) atomicMin(&shared_best, indices[i]);
   }
   sum = team.reduce(sum, Sum());
   __syncthreads();  // shared_best is there
   if (threadIdx.x > 0) return;
   const double sign = p.maximize ? -1 : 1, nothing = __longlong_as_double(0x7ff8000000000000ll);
-  const double best = count ? sign * cost_of(least) : nothing, record = p.best_score[blockIdx.x];
+  const double best = count ? sign * cost_of(least) : nothing;
   const bool better = sign * best < sign * record;
   double* const summary = p.summary + blockIdx.x * 4ll;
   summary[0] = best;
@@ -186,10 +204,11 @@ __device__ void elite_select(const EliteSelectParams& p) {
   counts[0] = count;
   counts[1] = count ? shared_best : -1;
   counts[2] = better ? shared_best : -1;
-  p.kept_count[blockIdx.x] = max(p.kept_count[blockIdx.x], kept);
+  p.kept_count[blockIdx.x] = max(kept_before, kept);
   if (blockIdx.x == 0) {
-    p.clock[0] += 1;
-    p.clock[1] = sample_seed(p.clock[2], ++p.clock[3]);
+    p.clock[0] = step + 1;
+    p.clock[1] = sample_seed(seed, steps + 1);
+    p.clock[3] = steps + 1;
   }
 }
 
@@ -209,8 +228,15 @@ __device__ void elite_moments(const EliteMomentsParams& p) {
   const int count = p.counts[3 * problem], record = p.counts[3 * problem + 2];
   const int* const indices = p.indices + problem * p.elites;
   const int* const kept_indices = p.kept_indices + problem * p.kept_rows;
-  const T* const population = static_cast<const T*>(p.population) + problem * p.n * p.d + (active ? column : 0);
-  auto row = [&](int index) { return *reinterpret_cast<const Pack<T, kWidth>*>(population + max(index, 0) * p.d); };
+  const long long corner = problem * p.n * p.d + (active ? column : 0);
+  auto row = [&](int index) {
+    const long long at = corner + max(index, 0) * p.d;
+    if constexpr (kWidth == 1 && kSame<T, float>) {  // of any dtype
+      if (p.dtype == kFloat16) return Pack<T, 1>{convert<float>(static_cast<const __half*>(p.population)[at])};
+      if (p.dtype == kBFloat16) return Pack<T, 1>{convert<float>(static_cast<const __nv_bfloat16*>(p.population)[at])};
+    }
+    return *reinterpret_cast<const Pack<T, kWidth>*>(static_cast<const T*>(p.population) + at);
+  };
   auto copy = [&](int index, void* to, long long r) {
     if (index >= 0 && active) {
       *reinterpret_cast<Columns*>(static_cast<Acc*>(to) + r * p.d + column) = convert<Acc>(row(index));
@@ -305,9 +331,7 @@ extern "C" __global__ void __launch_bounds__(1024) elite_select_f32(cuops::Elite
   }
 ELITE_MOMENTS(f64, double, unaligned, 1, 32)
 ELITE_MOMENTS(f32, float, unaligned, 1, 32)
-ELITE_MOMENTS(f16, __half, unaligned, 1, 32)
-ELITE_MOMENTS(bf16, __nv_bfloat16, unaligned, 1, 32)
-#if __CUDA_ARCH__ >= 800
+#if CUOPS_TUNED >= 80
 ELITE_MOMENTS(f64, double, aligned, 2, 8)
 ELITE_MOMENTS(f32, float, aligned, 4, 8)
 ELITE_MOMENTS(f16, __half, aligned, 8, 8)

@@ -37,8 +37,8 @@ struct EliteMomentsParams {
   long long n, d;
   int elites;
   int kept_rows;
-  unsigned tiles;  // blocks of a problem, each with some of its columns
-  unsigned reserved;
+  unsigned tiles;                        // blocks of a problem, each with some of its columns
+  DType dtype;                           // of the population
   double smoothing_mu, smoothing_sigma;  // weight of the new moments
   double decay, floor, ceiling;          // of sigma
   double noise, noise_decrease;          // added to the variance; what it loses each step
