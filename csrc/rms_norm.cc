@@ -16,69 +16,98 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-enum Variant { kPlain, kGeneral, kAny };
+// Which kernel: those whose rows stay in registers are in rms_norm.cu, the last three in rms_norm_any.cu. All but the last two are
+// for the common case, the second with a residual.
+enum Variant { kShort, kResidual, kWide, kPhased4, kPhased8, kLong, kVectors, kAny };
 
-Kernel& fwd_kernel(DType dtype, int resident, Variant variant) {
+Kernel& fwd_kernel(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][9][3];  // for the life of the process
+    Kernel* at[4][8];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_plain", "_general", "_any"};
+      constexpr const char* suffixes[] = {"_short", "_residual", "_wide", "_phased4", "_phased8", "_long", "_vectors", "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int k = 0; k < 9; ++k)
-          for (Variant v : {kPlain, kGeneral, kAny})
-            at[t][k][v] = new Kernel("rms_norm", std::string("rms_norm_fwd_") + name_of(t) + "_" + std::to_string(k) + suffixes[v]);
+        for (Variant v : {kShort, kResidual, kWide, kPhased4, kPhased8, kLong, kVectors, kAny})
+          at[t][v] = new Kernel(v < kLong ? "rms_norm" : "rms_norm_any", std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
     }
   };
   static const Table table;
-  return *table.at[dtype][resident][variant];
+  return *table.at[dtype][variant];
 }
 
-// `resident` is how many vectors a thread keeps in registers; 0 reads the row twice.
 struct Plan {
-  int resident;
   Variant variant;
   LaunchShape shape;
+  int chunk = 1;  // packs that a thread brings to shared memory at a time
 };
 
-// What is fastest where, as measured (docs/design.md). The instances are at the end of rms_norm.cu.
-Plan plan_fwd(std::int64_t rows, std::int64_t windows, Variant variant, const Hardware& hw) {
+unsigned power_of_two_from(std::int64_t least, unsigned from) {
+  while (from < least) from *= 2;
+  return from;
+}
+
+// The shape for rows of `packs`, each thread having up to `resident` of them, in blocks of up to `most` threads.
+LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most) {
   const unsigned blocks = static_cast<unsigned>(rows);
-  if (variant == kPlain) {
-    const unsigned resident = hw.capability >= 90 ? 1 : 2;
-    if (windows <= 32 * resident && windows <= 32) {
-      unsigned lanes = 1;
-      while (lanes * resident < windows) lanes *= 2;
-      const unsigned rows_a_block = 128 / lanes;
-      return {static_cast<int>(resident),
-              kPlain,
-              {static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block), lanes, rows_a_block}};
-    }
-    if (windows <= 512) return {2, kPlain, {blocks, threads_for(windows, 2)}};
-    if (windows <= 2048) return {4, kPlain, {blocks, threads_for(windows, 4)}};
-    for (unsigned cluster = 2; hw.clusters && cluster <= 8; cluster *= 2)
-      if (windows <= 2048 * cluster) return {8, kPlain, {blocks * cluster, threads_for(windows, 8 * cluster), 1, cluster}};
+  if (packs <= 32 * resident) {  // parts of warps
+    const unsigned lanes = power_of_two_from((packs + resident - 1) / resident, 1);
+    const unsigned side_by_side = 128 / lanes;
+    return {(blocks + side_by_side - 1) / side_by_side, lanes, side_by_side};
   }
-  if (variant == kGeneral && hw.capability >= 90) {
-    for (unsigned cluster = 1; cluster <= (hw.clusters ? 8 : 1); cluster *= 2)
-      if (windows <= 2048 * cluster) return {4, kGeneral, {blocks * cluster, threads_for(windows, 4 * cluster), 1, cluster}};
+  const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
+  return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
+}
+
+// What is fastest where, as measured (docs/design.md). `common`: the common case, with or without a residual; `alike`: x and y
+// start alike, so that unaligned rows can be moved in vectors.
+Plan plan_fwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, bool residual, bool aligned, bool alike,
+              const Hardware& hw) {
+  const int width = 16 / size_of(dtype);
+  const std::int64_t packs = n / width;
+  if (common && hw.tuned) {
+    const bool is_double = dtype == kFloat64;
+    if (residual && aligned && packs <= 1024 && !is_double) return {kResidual, resident_shape(rows, packs, 2, 512)};
+    if (!residual && aligned && packs <= 512 && !is_double) return {kShort, resident_shape(rows, packs, 2, 256)};
+    if (!residual && aligned && packs <= 2048 * (hw.clusters ? 16 : 1)) return {kWide, resident_shape(rows, packs, 8, 256)};
+    if (!residual && alike && packs <= 512 && !is_double)
+      return {kPhased4, resident_shape(rows, std::max<std::int64_t>(packs, 32), 4, 128)};
+    if (!residual && alike && packs <= 2048 && !is_double) return {kPhased8, resident_shape(rows, packs, 8, 256)};
   }
-  const unsigned cluster = hw.clusters && windows > 8192 ? 8 : 1;
-  return {0, kAny, {blocks * cluster, std::min(threads_for(windows, 4 * cluster), 1024u), 1, cluster}};
+  // Through shared memory: 64 KiB a block, and more where clusters end.
+  const bool is_long = common && !residual && alike && hw.tuned && dtype != kFloat64;
+  const Variant variant = is_long ? kLong : aligned ? kVectors : kAny;
+  const std::int64_t items = variant == kAny ? n : packs;
+  const unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.clusters ? 16u : 1u);
+  const unsigned threads = std::max(32u, std::min(threads_for(items, 8 * cluster), 512u));
+  const std::int64_t each = (items + threads * cluster - 1) / (threads * cluster);
+  const int chunk = static_cast<int>(
+      std::max<std::int64_t>(1, std::min<std::int64_t>(each, std::min(hw.shared_bytes - 4096, 72 << 10) / (16 * threads))));
+  return {variant, {static_cast<unsigned>(rows) * cluster, threads, 1, cluster, variant == kAny ? 0 : chunk * threads * 16}, chunk};
+}
+
+// Whether two arrays have all rows at the same distance from a multiple of 16 bytes.
+bool start_alike(const Rows& a, const Rows& b, int size) {
+  const auto apart = static_cast<const char*>(a.data) - static_cast<const char*>(b.data);
+  return apart % 16 == 0 && (a.stride - b.stride) * size % 16 == 0;
 }
 
 void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
-  const int width = 16 / size_of(dtype);
-  const bool aligned = p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
+  const int size = size_of(dtype), width = 16 / size;
+  const bool fits = p.n / width <= INT32_MAX;  // indices of vectors
+  const bool aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
                        vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) &&
                        aligned16(p.bias);
-  const Hardware& hw = hardware("rms_norm", device);
-  const bool plain = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
-                     p.residual.data == nullptr && p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&
-                     dtype != kFloat64 && hw.capability >= 80;
-  const Variant variant = !aligned ? kAny : plain ? kPlain : kGeneral;
-  // An unaligned row may reach into one window more.
-  const Plan plan = plan_fwd(p.rows, (p.n + width - 1) / width + (aligned ? 0 : 1), variant, hw);
-  launch(fwd_kernel(dtype, plan.resident, plan.variant), device, stream, plan.shape, &p);
+  const bool common = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
+                      p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&
+                      p.residual.inner >= p.rows == (p.residual.data != nullptr) && p.h.inner >= p.rows == (p.h.data != nullptr);
+  const bool alike = fits && aligned16(p.weight) && start_alike(p.x, p.y, size);
+  const Plan plan =
+      plan_fwd(p.rows, p.n, dtype, common, p.residual.data != nullptr, aligned, alike, hardware("rms_norm_any", device));
+  const std::int64_t threads = plan.shape.block_x * plan.shape.cluster, packs = plan.variant == kAny ? p.n : p.n / width;
+  const std::int64_t each = std::max<std::int64_t>((packs + threads - 1) / threads, 1);
+  p.chunk = plan.chunk;
+  p.chunks = static_cast<int>((each + plan.chunk - 1) / plan.chunk);
+  p.first_chunk = static_cast<int>(each - static_cast<std::int64_t>(p.chunks - 1) * plan.chunk);
+  launch(fwd_kernel(dtype, plan.variant), device, stream, plan.shape, &p);
 }
 
 // The part of the parameters that does not depend on where the rows are.

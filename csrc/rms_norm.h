@@ -30,9 +30,10 @@ struct RmsNormFwdParams {
   RmsNormScalars<double> float64;
   RmsNormScalars<float> float32;
   DType y_dtype;
-  bool weight_wide, bias_wide;  // they have the dtype of the sums (float32) where x has 16 bits
+  bool weight_wide, bias_wide;     // they have the dtype of the sums (float32) where x has 16 bits
+  int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
 };
-static_assert(sizeof(RmsNormFwdParams) == 232, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormFwdParams) == 248, "host and device must agree on the layout");
 
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {
@@ -40,13 +41,14 @@ struct RmsNormBwdParams {
   long long rows;
   long long n;
   const void* weight;
-  void* dweight;  // partial sums, a row of n for each team of threads, in the dtype of the sums
+  void* dweight;  // partial sums, some rows of n, in the dtype of the sums
   void* dbias;    // likewise
+  void* found;    // three values a row, for the kernel that follows another
   RmsNormScalars<double> float64;
   RmsNormScalars<float> float32;
   bool weight_wide;
 };
-static_assert(sizeof(RmsNormBwdParams) == 232, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormBwdParams) == 240, "host and device must agree on the layout");
 
 // Adds up partial sums.
 struct SumRowsParams {

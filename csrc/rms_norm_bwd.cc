@@ -2,7 +2,7 @@
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "host/error.h"
 #include "host/kernel.h"
@@ -14,53 +14,58 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-Kernel& bwd_kernel(DType dtype, int resident, bool aligned, bool bias) {
+// Which kernel of rms_norm_bwd.cu: of the common case, for 2 or 4 vectors a thread; of all others; and the two for any GPU.
+enum Variant { kVectors2, kVectors4, kGeneral, kRows, kColumns };
+
+Kernel& bwd_kernel(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][9][2][2];  // for the life of the process
+    Kernel* at[4][5];  // for the life of the process
     Table() {
+      constexpr const char* suffixes[] = {"_vectors2", "_vectors4", "_general", "_rows", "_columns"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int k = 0; k < 9; ++k)
-          for (bool a : {false, true})
-            for (bool b : {false, true})
-              at[t][k][a][b] = new Kernel("rms_norm_bwd", std::string("rms_norm_bwd_") + name_of(t) + "_" + std::to_string(k) +
-                                                              (a ? "_aligned" : "_unaligned") + (b ? "_bias" : ""));
+        for (Variant v : {kVectors2, kVectors4, kGeneral, kRows, kColumns})
+          at[t][v] =
+              new Kernel(v < kRows ? "rms_norm_bwd" : "rms_norm_bwd_any", std::string("rms_norm_bwd_") + name_of(t) + suffixes[v]);
     }
   };
   static const Table table;
-  return *table.at[dtype][resident][aligned][bias];
+  return *table.at[dtype][variant];
 }
 
-// `resident` is how many packs (vectors, or single elements of unaligned rows) of h, and of dy, a thread keeps in registers. Blocks
-// stay until all rows are done.
+// How a gradient is computed; the constants are those of the instances in rms_norm_bwd.cu. Blocks stay until all rows are done.
 struct Plan {
-  int resident;
-  bool bias;
-  std::int64_t partial_rows;  // as many as teams of blocks; 0 where the row is too wide
+  Variant variant;
+  std::int64_t partial_rows;  // of sums for dweight and dbias
   LaunchShape shape;
 };
 
-Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool bias, const Hardware& hw) {
-  constexpr unsigned kThreads = 512;  // of a multiprocessor, with the registers that four vectors each of h and dy take
-  const std::int64_t width = aligned ? 16 / size_of(dtype) : 1, packs = (n + width - 1) / width;
-  const bool few = aligned && !bias && dtype != kFloat64 && hw.capability >= 80;
-  const unsigned most_blocks = hw.clusters ? 8 : 1;
-  const int resident = !aligned ? 8 : few && packs > 2 * kThreads * most_blocks ? 4 : 2;
-  Plan plan{resident, bias || !few, 0, {}};
-  if (packs > resident * kThreads * most_blocks) return plan;
-  if (packs <= 32 * resident) {
-    unsigned lanes = 8;
-    while (lanes * resident < packs) lanes *= 2;
-    plan.shape = {0, lanes, kThreads / lanes};
-  } else {
-    unsigned cluster = 1;
-    while (packs > resident * kThreads * cluster) cluster *= 2;
-    plan.shape = {0, threads_for(packs, resident * cluster), 1, cluster};
+Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, int device) {
+  const Hardware& hw = hardware("rms_norm_bwd_any", device);
+  const unsigned width = 16 / size_of(dtype), sums_size = size_of(accumulator_of(dtype));
+  const std::int64_t packs = (n + width - 1) / width;
+  // What is fastest, as measured: 4 vectors where they make a row one warp's, and for wide rows.
+  const bool four = common && ((packs > 64 && packs <= 128) || packs > 2048) && hw.tuned >= 90;
+  const Variant variant = !common ? kGeneral : four ? kVectors4 : kVectors2;
+  const unsigned threads = 512, stages = 3, resident = four ? 4 : 2;
+  const unsigned line = common ? threads : threads + threads / 4;
+  const unsigned bytes = stages * 2 * resident * line * 16 + (common ? 0 : threads * resident * width * sums_size);
+  const unsigned own_bytes = hw.tuned >= 90 ? 3328 * sums_size + 1024 : 4096;
+  const std::int64_t most = static_cast<std::int64_t>(resident) * threads * (hw.clusters ? 16 : 1);
+  if (!hw.tuned || static_cast<int>(bytes + own_bytes) > hw.shared_bytes || packs > most) {
+    const std::int64_t across = (n + 255) / 256;
+    const std::int64_t groups = std::max<std::int64_t>(1, std::min<std::int64_t>(rows, 16 * hw.multiprocessors / across));
+    return {kColumns, groups, {static_cast<unsigned>(across * groups), 256}};
   }
-  const unsigned per_multiprocessor = std::max(1u, kThreads / (plan.shape.block_x * plan.shape.block_y));
-  const std::int64_t teams = hw.multiprocessors * per_multiprocessor / plan.shape.cluster;
-  plan.partial_rows = std::min<std::int64_t>(teams, (rows + plan.shape.block_y - 1) / plan.shape.block_y);
-  plan.shape.blocks = static_cast<unsigned>(plan.partial_rows * plan.shape.cluster);
-  return plan;
+  LaunchShape shape{0, common ? 1u : 4u, 1, 1, bytes};
+  while (shape.block_x < 32 && shape.block_x * resident < packs) shape.block_x *= 2;
+  while (packs > static_cast<std::int64_t>(resident) * threads * shape.cluster) shape.cluster *= 2;
+  if (shape.block_x * resident < packs) shape.block_x = threads_for(packs, resident * shape.cluster);
+  if (shape.cluster == 1) shape.block_y = threads / shape.block_x;
+  const std::int64_t at_once =
+      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(bwd_kernel(dtype, variant), device, shape);
+  const std::int64_t partial_rows = std::min(at_once, (rows + shape.block_y - 1) / shape.block_y);
+  shape.blocks = static_cast<unsigned>(partial_rows * shape.cluster);
+  return {variant, partial_rows, shape};
 }
 
 struct Matrix {
@@ -72,23 +77,29 @@ Matrix matrix_of(TensorView h) {
   return {n > 0 ? h.numel() / n : 0, n};
 }
 
-// Whether all rows may be read in vectors. Results are contiguous.
-bool rows_are_aligned(const Matrix& m, DType dtype, std::initializer_list<OptionalTensor> arrays, const OptionalTensor& weight) {
+// Whether the gradient is of the common case: rows that may be read in vectors, a weight of their dtype without offset, no bias.
+bool is_common(const Matrix& m, DType dtype, std::initializer_list<OptionalTensor> arrays, const OptionalTensor& weight,
+               double weight_offset, bool bias) {
   const int width = 16 / size_of(dtype);
-  bool aligned = m.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
+  bool common = dtype != kFloat64 && m.n % width == 0 && weight.has_value() && dtype_of(*weight, "weight") == dtype &&
+                aligned16(data_of(*weight)) && weight_offset == 0 && !bias;
   for (const OptionalTensor& array : arrays) {
-    if (array.has_value()) aligned = aligned && vectors_fit(rows_of(*array, "array"), width, dtype);
+    if (array.has_value()) common = common && vectors_fit(rows_of(*array, "array"), width, dtype);
   }
-  return aligned;
+  return common;
 }
 
-// How many rows of partial sums (for dweight, and as many again for dbias) the gradient needs; 0 where h's rows are too wide for
-// it.
-int64_t rms_norm_bwd_partial_rows(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias) {
+std::int64_t scratch_of(const Plan& plan, const Matrix& m, bool weight, bool bias) {
+  return plan.partial_rows * m.n * (weight + bias) + (plan.variant == kColumns ? 3 * m.rows : 0);
+}
+
+// How many elements of scratch the gradient needs, in the dtype of the sums.
+int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias,
+                             double weight_offset) {
   const Matrix m = matrix_of(h);
   const DType dtype = dtype_of(h, "h");
-  const bool aligned = rows_are_aligned(m, dtype, {h, dy, dh}, weight);
-  return plan_bwd(m.rows, m.n, dtype, aligned, bias, hardware("rms_norm_bwd", h.device().device_id)).partial_rows;
+  const bool common = is_common(m, dtype, {h, dy, dh}, weight, weight_offset, bias);
+  return scratch_of(plan_bwd(m.rows, m.n, dtype, common, h.device().device_id), m, weight.has_value(), bias);
 }
 
 Rows single_stride(TensorView t, const char* name) {
@@ -100,15 +111,17 @@ Rows single_stride(TensorView t, const char* name) {
 
 void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums,
               CUstream stream) {
-  static Kernel kernels[] = {{"rms_norm_bwd", "sum_rows_f64"}, {"rms_norm_bwd", "sum_rows_f32"}};
+  static Kernel kernels[] = {{"rms_norm_bwd_any", "sum_rows_f64"}, {"rms_norm_bwd_any", "sum_rows_f32"}};
   SumRowsParams p{partial, data_of(sum), rows, n, dtype_of(sum, name)};
-  launch(kernels[sums == kFloat64 ? 0 : 1], sum.device().device_id, stream, {static_cast<unsigned>((n + 31) / 32), 32, 16}, &p);
+  LaunchShape shape{static_cast<unsigned>((n + 31) / 32), 32, 32};
+  shape.overlaps = true;
+  launch(kernels[sums == kFloat64 ? 0 : 1], sum.device().device_id, stream, shape, &p);
 }
 
-// Gradients on one GPU, from those for y and h (none: zero). `partial` is scratch of rms_norm_bwd_partial_rows rows of n, and
-// as many again where dbias is wanted, in the dtype of the sums. There is at least one row.
-void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, OptionalTensor partial, TensorView dy,
-                  OptionalTensor dh, TensorView h, OptionalTensor weight, double eps, double weight_offset) {
+// Gradients on one GPU, from those for y and h (none: zero). `scratch` has as many elements as
+// rms_norm_bwd_scratch says. There is at least one row.
+void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, TensorView scratch, TensorView dy, OptionalTensor dh,
+                  TensorView h, OptionalTensor weight, double eps, double weight_offset) {
   const Matrix m = matrix_of(h);
   const DType dtype = dtype_of(h, "h"), sums = accumulator_of(dtype);
   if (h.device().device_type != kDLCUDA) raise("ValueError", "h: expected an array on a CUDA device");
@@ -130,30 +143,31 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, O
     p.weight = data_of(*weight);
   }
   const int device = h.device().device_id;
-  const bool aligned = rows_are_aligned(m, dtype, {h, dy, dh, dx}, weight);
-  const Plan plan = plan_bwd(m.rows, m.n, dtype, aligned, dbias.has_value(), hardware("rms_norm_bwd", device));
-  if (plan.partial_rows == 0) raise("ValueError", "h: its rows are too wide");
-  const std::int64_t bytes = plan.partial_rows * m.n * size_of(sums);
-  if (dweight.has_value() || dbias.has_value()) {
-    const std::int64_t rows_needed = plan.partial_rows * (dbias.has_value() ? 2 : 1);
-    if (!partial.has_value() || dtype_of(*partial, "partial") != sums || !partial.value().is_contiguous() ||
-        partial.value().numel() < rows_needed * m.n) {
-      raise("ValueError",
-            "partial: expected a contiguous array of " + std::to_string(rows_needed) + " rows in the dtype of the sums");
-    }
-    expect_device(*partial, "partial", h.device());
+  const bool common = is_common(m, dtype, {h, dy, dh, dx}, weight, weight_offset, dbias.has_value());
+  const Plan plan = plan_bwd(m.rows, m.n, dtype, common, device);
+  const std::int64_t needed = scratch_of(plan, m, weight.has_value(), dbias.has_value());
+  if (dtype_of(scratch, "scratch") != sums || !scratch.is_contiguous() || scratch.numel() < needed) {
+    raise("ValueError", "scratch: expected a contiguous array of " + std::to_string(needed) + " elements in the dtype of the sums");
   }
+  expect_device(scratch, "scratch", h.device());
+  char* free = data_of(scratch);
+  const std::int64_t bytes = plan.partial_rows * m.n * size_of(sums);
   if (dweight.has_value()) {
     expect_vector(*dweight, "dweight", h);
-    p.dweight = data_of(*partial);
+    p.dweight = std::exchange(free, free + bytes);
   }
   if (dbias.has_value()) {
     expect_vector(*dbias, "dbias", h);
-    p.dbias = data_of(*partial) + bytes;
+    p.dbias = std::exchange(free, free + bytes);
   }
+  p.found = free;
   const ContextGuard context(device);
   const CUstream stream = current_stream(h.device());
-  launch(bwd_kernel(dtype, plan.resident, aligned, plan.bias), device, stream, plan.shape, &p);
+  if (plan.variant == kColumns) {
+    const unsigned blocks = static_cast<unsigned>(m.rows);
+    launch(bwd_kernel(dtype, kRows), device, stream, {blocks, m.n > 8192 ? 1024u : 256u}, &p);
+  }
+  launch(bwd_kernel(dtype, plan.variant), device, stream, plan.shape, &p);
   if (dweight.has_value()) sum_rows(*dweight, "dweight", static_cast<char*>(p.dweight), plan.partial_rows, m.n, sums, stream);
   if (dbias.has_value()) sum_rows(*dbias, "dbias", static_cast<char*>(p.dbias), plan.partial_rows, m.n, sums, stream);
 }
@@ -161,5 +175,5 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, O
 }  // namespace
 }  // namespace cuops
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_bwd_partial_rows, cuops::rms_norm_bwd_partial_rows);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_bwd_scratch, cuops::rms_norm_bwd_scratch);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_bwd, cuops::rms_norm_bwd);

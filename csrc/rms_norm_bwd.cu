@@ -1,224 +1,297 @@
 // The gradient of RMSNorm on the device. With xhat = h * rstd and g = dy * (weight + weight_offset):
 //   dx = rstd * (g - xhat * mean(g * xhat)) + dh,   dweight = sum over rows of dy * xhat,   dbias = sum over rows of dy.
-#include "device/reduce.cuh"
+// Here in one pass over h and dy; rms_norm_bwd_any.cu has the way in two.
+#include "device/mailbox.cuh"
+#include "device/row.cuh"
 #include "device/rstd.cuh"
+#include "device/tuned.cuh"
+#include "device/weight.cuh"
 #include "rms_norm.h"
 
 namespace cuops {
 
-// The columns of one thread, the same in every row, because it adds up over rows: kWidth neighbours, and the next ones `step`
-// times as far. kWidth is a vector where all rows are aligned, else 1.
-template <int kWidth>
-struct Columns {
-  int first, step, n;
-
-  __device__ bool has(int i) const { return (first + i * step) * kWidth < n; }
-
-  // Beyond the end, the last pack, for the caller to drop: cheaper than a choice at each load.
-  template <class T>
-  __device__ Pack<T, kWidth> load(const T* data, int i) const {
-    return *reinterpret_cast<const Pack<T, kWidth>*>(data + min((first + i * step) * kWidth, n - kWidth));
+// Stores pack `at` of a row that starts anywhere: each lane but the first of its group completes an aligned window with the end
+// of its neighbour's pack; the rest goes element by element. All lanes come here; n is 0 for those that have nothing to store.
+template <class T, int kWidth>
+__device__ void store_shifted(T* row, int at, int n, const Pack<T, kWidth>& v, int lane, int group) {
+  const int phase = static_cast<int>(reinterpret_cast<unsigned long long>(row) & 15) / static_cast<int>(sizeof(T));
+  alignas(16) unsigned before[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) before[j] = __shfl_up_sync(0xffffffffu, reinterpret_cast<const unsigned*>(&v)[j], 1);
+  const int start = at * kWidth - phase;  // of the aligned window
+  const bool own = (phase == 0 || lane > 0) && start + kWidth <= n;
+  const bool next = lane < group - 1 && start + 2 * kWidth <= n;
+  if (own) {
+    const auto window =
+        shifted(*reinterpret_cast<const Pack<T, kWidth>*>(before), v, (kWidth - phase) % kWidth * static_cast<int>(sizeof(T)));
+    store(reinterpret_cast<Pack<T, kWidth>*>(row + start), phase == 0 ? v : window);
   }
-  template <class T>
-  __device__ void store(T* data, int i, const Pack<T, kWidth>& v) const {
-    if (has(i)) *reinterpret_cast<Pack<T, kWidth>*>(data + (first + i * step) * kWidth) = v;
-  }
-};
-
-// Each team takes every n-th row and keeps its sums for dweight and dbias in registers, so that every run adds in the same
-// order. Each thread holds kResident packs of h
-// and of dy, and while they are worked on, those of its next row are on their way.
-template <class T, int kResident, int kWidth, bool kBias>
-__device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
-  using Acc = Accumulator<T>;
-  CUOPS_TEAM(Acc, 2, team);
-  const auto& constants = scalars<Acc>(p);
-  const long long teams = static_cast<long long>(gridDim.x / team.blocks) * blockDim.y;
-  const Columns<kWidth> columns{static_cast<int>(team.first()), static_cast<int>(team.threads()), static_cast<int>(p.n)};
-
-  Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kBias ? kResident : 1] = {};
-  // The weight as float32 where registers allow, else again for each row.
-  constexpr bool kHoldWeight = kResident * kWidth <= 16;
-  auto load_weight = [&](int i) {
-    Pack<Acc, kWidth> weight;
-    if (!p.weight) {
+  if (own && (next || phase == 0)) return;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) weight.at[j] = 1;
-      return weight;
-    }
-    if (kSame<T, Acc> || !p.weight_wide) {
-      weight = convert<Acc>(columns.load(static_cast<const T*>(p.weight), i));
-    } else {
-      weight = columns.load(static_cast<const Acc*>(p.weight), i);
-    }
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) weight.at[j] += constants.weight_offset;
-    return weight;
-  };
-  Pack<Acc, kWidth> held_weight[kHoldWeight ? kResident : 1] = {};
-#pragma unroll
-  for (int i = 0; kHoldWeight && i < kResident; ++i) held_weight[i] = load_weight(i);
-  auto weight_at = [&](int i) { return kHoldWeight ? held_weight[kHoldWeight ? i : 0] : load_weight(i); };
-
-  Pack<T, kWidth> next_h[kResident], next_dy[kResident];
-  auto load_next = [&](long long wanted) {
-    const long long row = min(wanted, p.rows - 1);
-    const T* const h_row = static_cast<const T*>(p.h.data) + row * p.h.stride;
-    const T* const dy_row = static_cast<const T*>(p.dy.data) + row * p.dy.stride;
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      if (sizeof(T) < 4 || (wanted < p.rows && columns.has(i))) {  // wider elements choose for free
-        next_h[i] = columns.load(h_row, i);
-        next_dy[i] = columns.load(dy_row, i);
-      } else {
-        next_h[i] = next_dy[i] = Pack<T, kWidth>{};
-      }
-    }
-  };
-
-  load_next(static_cast<long long>(team.index) * blockDim.y + threadIdx.y);
-  // The rows of a block go in step, also those beyond the end.
-  for (long long row = static_cast<long long>(team.index) * blockDim.y + threadIdx.y; row - threadIdx.y < p.rows; row += teams) {
-    Pack<T, kWidth> h[kResident], dy[kResident];
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      h[i] = next_h[i];
-      dy[i] = next_dy[i];
-    }
-    load_next(row + teams);
-    Acc sums[2], scale = 1, mean_eps;
-#pragma unroll 1
-    for (bool careful = false;; careful = true) {
-      sums[0] = sums[1] = 0;  // of h^2, of g h
-#pragma unroll
-      for (int i = 0; i < kResident; ++i) {
-        const auto wide = convert<Acc>(h[i]), grad = convert<Acc>(dy[i]), weight = weight_at(i);
-        Acc squares = 0, products = 0;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          squares += wide.at[j] * wide.at[j];
-          products += grad.at[j] * weight.at[j] * wide.at[j];
-        }
-        sums[0] += columns.has(i) ? squares : Acc(0);
-        sums[1] += columns.has(i) ? products : Acc(0);
-      }
-      team.reduce(sums, Sum());
-      mean_eps = isinf(sums[0]) ? sums[0] : mean_plus_eps(sums[0], constants, constants.eps * scale * scale);
-      if (careful || !team.any(!(sums[0] <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest))) break;
-      // As careful_rstd of the forward: a power of two brings h near 1; from here on h is the scaled one.
-      Acc largest = constants.sqrt_eps;
-#pragma unroll
-      for (int i = 0; i < kResident; ++i) {
-        const auto wide = convert<Acc>(h[i]);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) largest = Max()(largest, abs(wide.at[j]));  // of repeated elements too
-      }
-      largest = team.reduce(largest, Max());
-      scale = isinf(largest) ? Acc(1) : power_of_two_to_one(largest);
-#pragma unroll
-      for (int i = 0; i < kResident; ++i) {
-        auto wide = convert<Acc>(h[i]);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) wide.at[j] *= scale;
-        h[i] = convert<T>(wide);
-      }
-    }
-    const Acc rstd = mean_eps == Acc(0) || isinf(mean_eps) ? Acc(0) : rsqrt_rn(mean_eps);
-    const Acc outer = rstd * scale, slope = outer * rstd * (sums[1] * constants.inverse_n);
-
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      if (row >= p.rows) break;
-      const auto wide = convert<Acc>(h[i]), grad = convert<Acc>(dy[i]), weight = weight_at(i);
-      Pack<Acc, kWidth> dx;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Acc normed = wide.at[j] * rstd;
-        dx.at[j] = outer * (grad.at[j] * weight.at[j]) - normed * slope;
-        dweight[i].at[j] += grad.at[j] * normed;
-        if constexpr (kBias) dbias[i].at[j] += grad.at[j];
-      }
-      if (p.dh.data) {
-        const auto dh = convert<Acc>(columns.load(static_cast<const T*>(p.dh.data) + row * p.dh.stride, i));
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
-      }
-      columns.store(static_cast<T*>(p.dx.data) + row * p.dx.stride, i, convert<T>(dx));
-    }
-  }
-
-  // Rows side by side in a block add up in their order, and a block writes one row of partial sums.
-  auto write_partial = [&](void* partial, Pack<Acc, kWidth>(&sum)[kResident]) {
-    Acc* const to = static_cast<Acc*>(partial) + team.index * p.n;
-    for (unsigned turn = 0; turn < blockDim.y; ++turn) {
-      if (threadIdx.y == turn) {
-#pragma unroll
-        for (int i = 0; i < kResident; ++i) {
-          if (turn > 0) {
-            const auto before = columns.load(static_cast<const Acc*>(to), i);
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) sum[i].at[j] += before.at[j];
-          }
-          columns.store(to, i, sum[i]);
-        }
-      }
-      if (blockDim.y > 1) __syncthreads();
-    }
-  };
-  if (p.dweight) write_partial(p.dweight, dweight);
-  if constexpr (kBias) {
-    if (p.dbias) write_partial(p.dbias, dbias);
+  for (int j = 0; j < kWidth; ++j) {
+    if (at * kWidth + j < n && (j < kWidth - phase ? !own : !next)) row[at * kWidth + j] = v.at[j];
   }
 }
 
-// Adds up the columns of a matrix of partial sums: blocks of 32 columns by blockDim.y rows at a time.
-template <class Acc>
-__device__ void sum_rows(const SumRowsParams& p) {
-  __shared__ Acc shared[16][33];
-  const long long column = static_cast<long long>(blockIdx.x) * 32 + threadIdx.x;
-  const Acc* const partial = static_cast<const Acc*>(p.partial) + column;
-  Acc sum = 0;
-  if (column < p.n) {
-#pragma unroll 8
-    for (long long row = threadIdx.y; row < p.rows; row += blockDim.y) sum += partial[row * p.n];
+// The kernel after this one may be launched, and waits until this one is over.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Each thread of a team has the same columns in every row, because it adds up over rows for dweight and dbias: kResident vectors,
+// a team's width apart. It copies its part of the next rows of h and dy to shared memory (asynchronously, kStages rows ahead), and
+// posts its sums of one row before it finishes the row before, so that neither memory nor the other threads are waited for.
+// kPhased: rows may start anywhere and end within a vector. Copies are of aligned windows then, and each warp copies one more.
+// kGeneral: a weight of the sums' dtype or none, an offset, a bias.
+template <class T, int kResident, int kStages, bool kPhased, bool kGeneral, int kThreads>
+__device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
+  using Acc = Accumulator<T>;
+  using Packed = Vector<T>;
+  constexpr int kWidth = kVectorWidth<T>;
+  extern __shared__ uint4 shared[];
+  __shared__ MailboxMemory<Acc> mail_memory;
+  Mailbox<Acc> mail(mail_memory);
+  const auto& constants = scalars<Acc>(p);
+  const int n = static_cast<int>(p.n), packs = (n + kWidth - 1) / kWidth;
+  const int first = mail.rank * blockDim.x + threadIdx.x, step = mail.blocks * blockDim.x;
+  const int group = min(blockDim.x, 32), lane = threadIdx.x % group;
+  auto exists = [&](int i) { return first + i * step < packs; };
+
+  // Shared memory: (row ahead, h or dy, i, thread), with a slot more for each warp where windows are shifted.
+  constexpr int kLine = kThreads + (kPhased ? kThreads / 4 : 0);
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  Packed* const mine = reinterpret_cast<Packed*>(shared) + thread + (kPhased ? thread / group : 0);
+  auto slot = [&](int stage, int array, int i) { return mine + stage * (2 * kResident * kLine) + (array * kResident + i) * kLine; };
+  auto start_of = [](const Rows& rows, long long row) { return static_cast<const T*>(rows.data) + row * rows.stride; };
+  auto copy_row = [&](const Rows& rows, long long row, int stage, int array) {
+    const T* const from = start_of(rows, row);
+    if constexpr (!kPhased) {
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) {
+        if (exists(i)) copy_async(slot(stage, array, i), reinterpret_cast<const Packed*>(from) + first + i * step);
+      }
+    } else {
+      const char* const windows = reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(from) & ~15ull);
+      const int bytes = static_cast<int>(reinterpret_cast<const char*>(from + n) - windows);
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) {
+        const int at = (first + i * step) * 16;
+        if (at < bytes) copy_async(slot(stage, array, i), reinterpret_cast<const Packed*>(windows + at), min(bytes - at, 16));
+        if (lane == group - 1 && at + 16 < bytes) {
+          copy_async(slot(stage, array, i) + 1, reinterpret_cast<const Packed*>(windows + at + 16), min(bytes - at - 16, 16));
+        }
+      }
+    }
+  };
+  auto copy_ahead = [&](long long row, int stage) {
+    if (row < p.rows) {
+      copy_row(p.h, row, stage, 0);
+      copy_row(p.dy, row, stage, 1);
+    }
+    commit_copies();
+  };
+  auto element = [&](int stage, int array, int i, int j, const Rows& rows, long long row) {
+    const int phase =
+        kPhased ? static_cast<int>(reinterpret_cast<unsigned long long>(start_of(rows, row)) & 15) / static_cast<int>(sizeof(T))
+                : 0;
+    const int at = j + phase;
+    return slot(stage, array, i)[at / kWidth].at + at % kWidth;
+  };
+  auto read = [&](int stage, int array, int i, const Rows& rows, long long row) {
+    const Packed* const at = slot(stage, array, i);
+    if constexpr (!kPhased) {
+      return convert<Acc>(load(at));
+    } else {
+      const int phase = static_cast<int>(reinterpret_cast<unsigned long long>(start_of(rows, row)) & 15);
+      auto wide = convert<Acc>(shifted(load(at), load(at + 1), phase));
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        wide.at[j] = row < p.rows && (first + i * step) * kWidth + j < n ? wide.at[j] : Acc(0);
+      }
+      return wide;
+    }
+  };
+
+  // The weight of this thread's columns as the sums want it: in registers, in the general case in shared memory.
+  Pack<Acc, kWidth>* const shared_weight = reinterpret_cast<Pack<Acc, kWidth>*>(shared + kStages * 2 * kResident * kLine) + thread;
+  Pack<Acc, kWidth> weight[kGeneral ? 1 : kResident];
+  if constexpr (kGeneral) {
+#pragma unroll 1
+    for (int j = 0; j < kResident * kWidth; ++j) {
+      const int at = min((first + j / kWidth * step) * kWidth + j % kWidth, n - 1);
+      shared_weight[j / kWidth * kThreads].at[j % kWidth] = weight_of<T>(p, at);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      weight[i] = convert<Acc>(load(static_cast<const Packed*>(p.weight) + min(first + i * step, packs - 1)));
+    }
   }
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || column >= p.n) return;
-  for (unsigned i = 1; i < blockDim.y; ++i) sum += shared[i][threadIdx.x];
-  switch (p.dtype) {
-    case kFloat64: static_cast<double*>(p.sum)[column] = sum; return;
-    case kFloat32: static_cast<float*>(p.sum)[column] = sum; return;
-    case kFloat16: static_cast<__half*>(p.sum)[column] = convert<__half>(static_cast<float>(sum)); return;
-    case kBFloat16: static_cast<__nv_bfloat16*>(p.sum)[column] = convert<__nv_bfloat16>(static_cast<float>(sum)); return;
+  auto weight_at = [&](int i) {
+    if constexpr (kGeneral) {
+      return shared_weight[i * kThreads];
+    } else {
+      return weight[i];
+    }
+  };
+
+  Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kGeneral ? kResident : 1] = {};
+  const long long teams = static_cast<long long>(gridDim.x / mail.blocks) * blockDim.y;
+  const long long begin = static_cast<long long>(mail.index) * blockDim.y + threadIdx.y;
+  const long long ahead = blockDim.x < 32 ? threadIdx.y % (32 / blockDim.x) : 0;  // of the first row of this warp
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) copy_ahead(begin + s * teams, s);
+  int stage = -1;
+#pragma unroll 1
+  for (long long row = begin - teams; row - ahead < p.rows; row += teams) {  // before the first row, its sums
+    const int next = stage + 1 == kStages ? 0 : stage + 1;
+    wait_for_copies<kStages - 2>();
+    if (kPhased) __syncwarp();
+    const bool more = row - ahead + teams < p.rows;
+    Acc sums[2] = {};  // of h^2, of g h
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      if (!more || !exists(i)) continue;
+      const auto h = read(next, 0, i, p.h, row + teams), dy = read(next, 1, i, p.dy, row + teams);
+      const auto factor = weight_at(i);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        sums[0] += h.at[j] * h.at[j];
+        sums[1] += dy.at[j] * factor.at[j] * h.at[j];
+      }
+    }
+    mail.post(sums, more);
+    if (stage < 0) {
+      stage = 0;
+      continue;
+    }
+    mail.collect(sums);
+
+    Acc scale = 1;
+    const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
+    // Also where the cube of rstd would leave the range.
+    if (mail.any(!(mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest) && row < p.rows)) {
+      // As in the forward: a power of two brings h near 1, here where it waits in shared memory.
+#pragma unroll 1
+      for (bool scaled = false;; scaled = true) {
+        sums[0] = scaled ? Acc(0) : constants.sqrt_eps;
+        sums[1] = 0;
+#pragma unroll 1
+        for (int k = 0; k < kResident * kWidth; ++k) {
+          const int i = k / kWidth, column = (first + i * step) * kWidth + k % kWidth;
+          if (column >= n || row >= p.rows) continue;
+          const Acc h = convert<Acc>(*element(stage, 0, i, k % kWidth, p.h, row));
+          sums[0] = scaled ? sums[0] + h * h : Max()(sums[0], abs(h));
+          sums[1] += convert<Acc>(*element(stage, 1, i, k % kWidth, p.dy, row)) * weight_of<T>(p, column) * h;
+        }
+        mail.exchange(sums, scaled);
+        if (scaled) break;
+        scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
+        if (kPhased) __syncwarp();
+        // With the windows between warps.
+#pragma unroll 1
+        for (int k = 0; k < (kPhased && lane == group - 1 ? 2 : 1) * kResident * kWidth; ++k) {
+          T* const h = slot(stage, 0, k / kWidth % kResident)[k / kWidth / kResident].at + k % kWidth;
+          *h = convert<T>(convert<Acc>(*h) * scale);
+        }
+        if (kPhased) __syncwarp();
+      }
+    }
+    const Acc rstd = rstd_of(sums[0], constants, scale), slope = -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd;
+
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      const bool valid = row < p.rows && exists(i);
+      if (!kPhased && !valid) continue;
+      const auto h = read(stage, 0, i, p.h, row), dy = read(stage, 1, i, p.dy, row);
+      const auto factor = weight_at(i);
+      Pack<Acc, kWidth> dx;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Acc scaled = dy.at[j] * rstd;
+        dx.at[j] = slope * h.at[j] + scaled * factor.at[j];
+        dweight[i].at[j] += scaled * h.at[j];
+        if constexpr (kGeneral) dbias[i].at[j] += dy.at[j];
+      }
+      if (scale != 1) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) dx.at[j] *= scale;
+      }
+      const int at = first + i * step;
+      if (p.dh.data && valid) {
+        const T* const dh = start_of(p.dh, row) + at * kWidth;
+        if constexpr (!kPhased) {
+          const auto more_dx = convert<Acc>(load(reinterpret_cast<const Packed*>(dh)));
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) dx.at[j] += more_dx.at[j];
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) dx.at[j] += convert<Acc>(dh[min(j, n - 1 - at * kWidth)]);
+        }
+      }
+      T* const to = static_cast<T*>(p.dx.data) + row * p.dx.stride;
+      const Packed rounded = convert<T>(dx);
+      if constexpr (!kPhased) {
+        store(reinterpret_cast<Packed*>(to) + at, rounded);
+      } else {
+        store_shifted(to, at, valid ? n : 0, rounded, lane, group);
+      }
+    }
+    if (kPhased) __syncwarp();
+    copy_ahead(row + kStages * teams, stage);
+    stage = next;
+  }
+
+  // Teams side by side in a block add up in their order, and a block writes one row of partial sums.
+  launch_dependents();
+  auto write_partial = [&](void* partial, Pack<Acc, kWidth>(&sum)[kResident]) {
+    Acc* const to = static_cast<Acc*>(partial) + mail.index * p.n;
+    Acc* const block = reinterpret_cast<Acc*>(shared);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      if (!exists(i)) continue;
+      const int at = (first + i * step) * kWidth;
+      if (blockDim.y > 1) {
+        *reinterpret_cast<Pack<Acc, kWidth>*>(block + threadIdx.y * packs * kWidth + at) = sum[i];
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          if (at + j < n) to[at + j] = sum[i].at[j];
+        }
+      }
+    }
+    if (blockDim.y == 1) return;
+    __syncthreads();
+#pragma unroll 1
+    for (int at = threadIdx.y * blockDim.x + threadIdx.x; at < n; at += blockDim.x * blockDim.y) {
+      Acc total = 0;
+#pragma unroll 1
+      for (unsigned team = 0; team < blockDim.y; ++team) total += block[team * packs * kWidth + at];
+      to[at] = total;
+    }
+  };
+  if (p.dweight) write_partial(p.dweight, dweight);
+  if constexpr (kGeneral) {
+    if (p.dbias) write_partial(p.dbias, dbias);
   }
 }
 
 }  // namespace cuops
 
-extern "C" __global__ void sum_rows_f32(cuops::SumRowsParams p) { cuops::sum_rows<float>(p); }
-extern "C" __global__ void sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_rows<double>(p); }
-
-#define RMS_NORM_BWD(name, T, kResident, layout, kWidth, bias, kBias)                 \
-  extern "C" __global__ void __launch_bounds__(512)                                   \
-      rms_norm_bwd_##name##_##kResident##_##layout##bias(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd<T, kResident, kWidth, kBias>(p);                              \
-  }
-
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
-#define RMS_NORM_BWD_OF(name, T)                                         \
-  RMS_NORM_BWD(name, T, 2, aligned, cuops::kVectorWidth<T>, _bias, true) \
-  RMS_NORM_BWD(name, T, 8, unaligned, 1, _bias, true)
-RMS_NORM_BWD_OF(f64, double)
-RMS_NORM_BWD_OF(f32, float)
-RMS_NORM_BWD_OF(f16, __half)
-RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
-
-#if __CUDA_ARCH__ >= 800
-RMS_NORM_BWD(f32, float, 4, aligned, 4, , false)
-RMS_NORM_BWD(f32, float, 2, aligned, 4, , false)
-RMS_NORM_BWD(f16, __half, 2, aligned, 8, , false)
-RMS_NORM_BWD(f16, __half, 4, aligned, 8, , false)
-RMS_NORM_BWD(bf16, __nv_bfloat16, 2, aligned, 8, , false)
-RMS_NORM_BWD(bf16, __nv_bfloat16, 4, aligned, 8, , false)
+#if CUOPS_TUNED
+#define RMS_NORM_BWD(name, T, kResident, suffix, kCommon)                                                       \
+  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd<T, kResident, 3, !kCommon, !kCommon, 512>(p);                                           \
+  }
+RMS_NORM_BWD(f64, double, 2, general, false)
+RMS_NORM_BWD(f32, float, 2, general, false)
+RMS_NORM_BWD(f16, __half, 2, general, false)
+RMS_NORM_BWD(bf16, __nv_bfloat16, 2, general, false)
+#define RMS_NORM_BWD_COMMON(name, T) RMS_NORM_BWD(name, T, 2, vectors2, true) RMS_NORM_BWD(name, T, 4, vectors4, true)
+RMS_NORM_BWD_COMMON(f32, float)
+RMS_NORM_BWD_COMMON(f16, __half)
+RMS_NORM_BWD_COMMON(bf16, __nv_bfloat16)
 #endif

@@ -85,6 +85,20 @@ constexpr int kVectorWidth = 16 / sizeof(T);
 template <class T>
 using Vector = Pack<T, kVectorWidth<T>>;
 
+// A vector as one instruction moves it: compilers take structs of 16-bit elements apart.
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> load(const Pack<T, kWidth>* from) {
+  static_assert(sizeof(T) * kWidth == 16);
+  Pack<T, kWidth> out;
+  *reinterpret_cast<uint4*>(&out) = *reinterpret_cast<const uint4*>(from);
+  return out;
+}
+template <class T, int kWidth>
+__device__ void store(Pack<T, kWidth>* to, const Pack<T, kWidth>& v) {
+  static_assert(sizeof(T) * kWidth == 16);
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&v);
+}
+
 template <class To, class T, int kWidth>
 __device__ Pack<To, kWidth> convert(const Pack<T, kWidth>& in) {
   Pack<To, kWidth> out;
@@ -95,6 +109,16 @@ __device__ Pack<To, kWidth> convert(const Pack<T, kWidth>& in) {
     for (int j = 0; j < kWidth; j += 2) {
       out.at[j] = __uint_as_float(pairs[j / 2] << 16);
       out.at[j + 1] = __uint_as_float(pairs[j / 2] & 0xffff0000u);
+    }
+  } else if constexpr (kSame<T, float> && sizeof(To) == 2 && kWidth % 2 == 0) {
+    // Pairs share an instruction.
+#pragma unroll
+    for (int j = 0; j < kWidth; j += 2) {
+      if constexpr (kSame<To, __half>) {
+        *reinterpret_cast<__half2*>(out.at + j) = __floats2half2_rn(in.at[j], in.at[j + 1]);
+      } else {
+        *reinterpret_cast<__nv_bfloat162*>(out.at + j) = __floats2bfloat162_rn(in.at[j], in.at[j + 1]);
+      }
     }
   } else {
 #pragma unroll

@@ -33,8 +33,8 @@ __device__ inline unsigned shared_address(const void* p) { return static_cast<un
 // The team of threads that shares a row. blockDim.x is a power of two up to 32, or a multiple of 32 and then blockDim.y is 1.
 // Blocks of a cluster (compute capability 9.0) exchange their results by asynchronous stores, which signal their arrival on
 // the receiver's barrier: a cluster-wide barrier would wait for each thread's global memory traffic too.
-// kValues are reduced at a time.
-template <class Acc, int kValues>
+// kValues are reduced at a time. Without kClusters a team is never more than a block.
+template <class Acc, int kValues, bool kClusters = true>
 class Team {
  public:
   unsigned index = blockIdx.x;    // of the team in the grid
@@ -43,6 +43,7 @@ class Team {
   __device__ Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&by_block)[2][kValues][16])
       : arrived_(arrived), by_warp_(by_warp), by_block_(by_block) {
 #if CUOPS_CLUSTERS
+    if constexpr (!kClusters) return;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     if (blocks == 1) return;
@@ -80,10 +81,11 @@ class Team {
       if (lane == 0) by_warp_[slot][k][threadIdx.x / 32] = v[k];
     }
     __syncthreads();
+    const int lanes = 1 << (32 - __clz(warps - 1)), from = lane & (lanes - 1);  // as few steps as the warps need
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < warps ? by_warp_[slot][k][lane] : Acc(0), 32, op);
+    for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(from < warps ? by_warp_[slot][k][from] : Acc(0), lanes, op);
 #if CUOPS_CLUSTERS
-    if (blocks > 1) {
+    if (kClusters && blocks > 1) {
       if (phase_ == 0) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all barriers are initialised
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
@@ -148,10 +150,11 @@ class Team {
 };
 
 // Declares the team of a kernel and the shared memory that it works in.
-#define CUOPS_TEAM(Acc, kValues, team)             \
-  __shared__ unsigned long long team##_arrived[2]; \
-  __shared__ Acc team##_by_warp[2][kValues][32];   \
-  __shared__ Acc team##_by_block[2][kValues][16];  \
-  Team<Acc, kValues> team(team##_arrived, team##_by_warp, team##_by_block)
+#define CUOPS_TEAM(Acc, kValues, team) CUOPS_TEAM_OF(Acc, kValues, true, team)
+#define CUOPS_TEAM_OF(Acc, kValues, kClusters, team) \
+  __shared__ unsigned long long team##_arrived[2];   \
+  __shared__ Acc team##_by_warp[2][kValues][32];     \
+  __shared__ Acc team##_by_block[2][kValues][16];    \
+  Team<Acc, kValues, kClusters> team(team##_arrived, team##_by_warp, team##_by_block)
 
 }  // namespace cuops

@@ -1,4 +1,4 @@
-// One row of a matrix in device memory, read and written in vectors of 16 bytes wherever its address allows.
+// One row of a matrix in device memory, moved in vectors of 16 bytes.
 #pragma once
 
 #include "numeric.cuh"
@@ -6,76 +6,80 @@
 
 namespace cuops {
 
-// Out of line, because the ends of rows are rare and code for them is long.
-template <class T>
-__device__ __noinline__ Vector<T> load_within(const T* data, long long start, long long n) {
-  Vector<T> v;
-#pragma unroll
-  for (int j = 0; j < kVectorWidth<T>; ++j) {
-    v.at[j] = 0 <= start + j && start + j < n ? data[start + j] : convert<T>(0.0f);
-  }
-  return v;
-}
-template <class T, int kWidth>
-__device__ __noinline__ void store_within(T* data, long long start, long long n, Pack<T, kWidth> v) {
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    if (0 <= start + j && start + j < n) data[start + j] = v.at[j];
-  }
-}
-
 // Where a row starts, in elements. Rows of two strides number less than 2^32.
 __device__ inline long long offset_of(const Rows& rows, long long row) {
   const long long outer = row < rows.inner ? 0 : static_cast<unsigned>(row) / static_cast<unsigned>(rows.inner);
   return outer * rows.outer_stride + (row - outer * rows.inner) * rows.stride;
 }
 
-// kAligned promises that every row starts at a multiple of 16 bytes and is a whole number of vectors. Otherwise the row
-// is seen through aligned windows, of which the first and the last may reach beyond its ends.
-template <class T, bool kAligned, class Index>
-struct Row {
-  static constexpr int kWidth = kVectorWidth<T>;
+// How a row divides into packs of kWidth elements, and edges: single elements before the first and after the last pack.
+// Without kPhased there are no edges: every row starts at a multiple of a pack's size and is a whole number of packs.
+template <class T, int kWidth, bool kPhased, class Index>
+struct Division {
+  int head = 0;  // edges before the first pack; all others follow the last
+  Index packs;
+  int edges = 0;
 
-  T* data = nullptr;
-  Index n = 0;
-  int shift = 0;  // elements that the first window reaches before the row
-
-  __device__ Row(const Rows& rows, long long row, long long n) : Row(static_cast<T*>(rows.data) + offset_of(rows, row), n) {}
-  __device__ Row(T* data, long long n) : data(data), n(n) {
-    if constexpr (!kAligned) shift = (reinterpret_cast<unsigned long long>(data) & 15) / sizeof(T);
-  }
-
-  __device__ Index windows() const { return (n + shift + kWidth - 1) / kWidth; }
-  __device__ Index start(Index window) const { return window * kWidth - shift; }
-
-  // Elements outside the row read as zero.
-  __device__ Vector<T> load(Index start) const {
-    return whole(start) ? *reinterpret_cast<const Vector<T>*>(data + start) : load_within(data, start, n);
-  }
-  __device__ void store(Index start, const Vector<T>& v) const {
-    if (whole(start)) {
-      *reinterpret_cast<Vector<T>*>(data + start) = v;
-    } else {
-      store_within(data, start, n, v);
+  __device__ Division(const T* row, long long n) : packs(static_cast<Index>(n / kWidth)) {
+    if constexpr (kPhased) {
+      const int before = static_cast<int>(-reinterpret_cast<long long>(row) & 15) / static_cast<int>(sizeof(T));
+      head = static_cast<int>(min(static_cast<long long>(before), n));
+      // A shifted parameter reads one pack ahead.
+      packs = static_cast<Index>(max((n - head) / kWidth - (head > 0), 0ll));
+      edges = static_cast<int>(n - static_cast<long long>(packs) * kWidth);
     }
   }
-
- private:
-  __device__ bool whole(Index start) const {
-    return kAligned || (start >= 0 && start + kWidth <= n && !(reinterpret_cast<unsigned long long>(data + start) & 15));
-  }
+  __device__ long long edge(int e) const { return e < head ? e : e + static_cast<long long>(packs) * kWidth; }
 };
 
-// Stores to a row of any dtype; `data` is its first element.
-template <bool kAligned, class Acc, int kWidth>
-__device__ __noinline__ void store_as(DType dtype, void* data, long long start, long long n, Pack<Acc, kWidth> v) {
+// The pack of 16 bytes that starts `bytes` (less than 16) into two neighbours.
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> shifted(const Pack<T, kWidth>& low, const Pack<T, kWidth>& high, int bytes) {
+  alignas(16) unsigned w[8];
+  *reinterpret_cast<Pack<T, kWidth>*>(w) = low;
+  *reinterpret_cast<Pack<T, kWidth>*>(w + 4) = high;
+#pragma unroll
+  for (int j = 0; j < 6; ++j) w[j] = bytes & 8 ? w[j + 2] : w[j];
+#pragma unroll
+  for (int j = 0; j < 5; ++j) w[j] = bytes & 4 ? w[j + 1] : w[j];
+#pragma unroll
+  for (int j = 0; sizeof(T) == 2 && j < 4; ++j) w[j] = __funnelshift_r(w[j], w[j + 1], bytes & 2 ? 16 : 0);
+  return *reinterpret_cast<const Pack<T, kWidth>*>(w);
+}
+
+// From an array that the kernel does not write, so that stores before it need not be waited for.
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> load_constant(const Pack<T, kWidth>* from) {
+  Pack<T, kWidth> out;
+  constexpr int kBytes = sizeof(T) * kWidth;
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int j = 0; j < kBytes / 16; ++j) reinterpret_cast<uint4*>(&out)[j] = __ldg(reinterpret_cast<const uint4*>(from) + j);
+  } else {
+    static_assert(kWidth == 1);
+    out.at[0] = from->at[0];
+  }
+  return out;
+}
+
+// Pack `i` of a parameter (a weight, say), which starts at a multiple of 16 bytes, beside pack `i` of the row.
+template <class T, int kWidth, bool kPhased, class Index>
+__device__ Pack<T, kWidth> load_beside(const Division<T, kWidth, kPhased, Index>& division, const T* parameter, Index i) {
+  const auto* packs = reinterpret_cast<const Pack<T, kWidth>*>(parameter);
+  if constexpr (!kPhased) {
+    return load_constant(packs + i);
+  } else {
+    const auto low = load_constant(packs + i), high = load_constant(packs + (division.head > 0 ? i + 1 : i));
+    return shifted(low, high, division.head * static_cast<int>(sizeof(T)));
+  }
+}
+
+// Stores pack `at` of a row of any dtype. Out of line, because it is rare and long.
+template <class Acc, int kWidth>
+__device__ __noinline__ void store_as(DType dtype, void* data, long long at, Pack<Acc, kWidth> v) {
   auto store = [&](auto* to) {
     using U = typename Pointee<decltype(to)>::type;
-    if constexpr (kAligned) {
-      *reinterpret_cast<Pack<U, kWidth>*>(to + start) = convert<U>(v);
-    } else {
-      store_within(to, start, n, convert<U>(v));
-    }
+    reinterpret_cast<Pack<U, kWidth>*>(to)[at] = convert<U>(v);
   };
   switch (dtype) {
     case kFloat64: return store(static_cast<double*>(data));
@@ -85,31 +89,33 @@ __device__ __noinline__ void store_as(DType dtype, void* data, long long start, 
   }
 }
 
-// Parameters (a weight, say) for the elements from `start` on; outside [0, n) anything. They have the row's dtype or its sums'.
-template <class T, bool kAligned, class Index>
-__device__ Pack<Accumulator<T>, kVectorWidth<T>> load_parameters(const void* data, bool wide, Index start, Index n) {
-  using Acc = Accumulator<T>;
-  constexpr int kWidth = kVectorWidth<T>;
-  auto load_as = [&](auto* source) {
-    using U = typename Pointee<decltype(source)>::type;
-    const bool whole =
-        start >= 0 && start + kWidth <= n && reinterpret_cast<unsigned long long>(source + start) % alignof(Pack<U, kWidth>) == 0;
-    if (kAligned || whole) {
-      return convert<Acc>(*reinterpret_cast<const Pack<U, kWidth>*>(source + start));
-    } else {
-      Pack<Acc, kWidth> out;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Index i = start + j;
-        out.at[j] = convert<Acc>(source[i < 0 ? 0 : i < n ? i : n - 1]);
-      }
-      return out;
-    }
-  };
-  if constexpr (!kSame<T, Acc>) {
-    if (wide) return load_as(static_cast<const Acc*>(data));
+// Asynchronous copies of 16 bytes to shared memory (compute capability 8.0), of which the last may be missing and become zeros;
+// each thread waits for its own.
+#define CUOPS_ASYNC_COPIES (__CUDA_ARCH__ >= 800)
+template <class Packed>
+__device__ void copy_async(Packed* shared, const Packed* from, int bytes = 16) {
+#if CUOPS_ASYNC_COPIES
+  if constexpr (sizeof(Packed) < 16) {
+    *shared = *from;
+    return;
   }
-  return load_as(static_cast<const T*>(data));
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#else
+  *shared = *from;
+#endif
+}
+__device__ inline void commit_copies() {
+#if CUOPS_ASYNC_COPIES
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// For all but the last kPending groups.
+template <int kPending>
+__device__ void wait_for_copies() {
+#if CUOPS_ASYNC_COPIES
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 }  // namespace cuops

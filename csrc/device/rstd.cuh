@@ -6,12 +6,6 @@
 
 namespace cuops {
 
-// 1 / sqrt(mean(x^2) + eps) as a product: `scale` is a power of two, other than 1 only where squares left the range of Acc.
-template <class Acc>
-struct Rstd {
-  Acc scale, value;
-};
-
 template <class Acc, class Params>
 __device__ const RmsNormScalars<Acc>& scalars(const Params& p) {
   if constexpr (kSame<Acc, double>) {
@@ -24,6 +18,13 @@ __device__ const RmsNormScalars<Acc>& scalars(const Params& p) {
 template <class Acc>
 __device__ Acc mean_plus_eps(Acc sum, const RmsNormScalars<Acc>& s, Acc eps) {
   return fma(sum, s.inverse_n, fma(sum, s.inverse_n_rest, eps));
+}
+
+// 1 / sqrt(mean(x^2) + eps) of a row times `scale`, divided by `scale`, a power of two; 0 for a row of zeros, also with eps = 0.
+template <class Acc>
+__device__ Acc rstd_of(Acc sum, const RmsNormScalars<Acc>& s, Acc scale) {
+  const Acc mean = isinf(sum) ? sum : mean_plus_eps(sum, s, s.eps * scale * scale);
+  return mean == Acc(0) || isinf(mean) ? Acc(0) : rsqrt_rn(mean);
 }
 
 // Where a sum of squares is neither overflowing nor drowning.

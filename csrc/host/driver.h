@@ -37,7 +37,7 @@ struct CUlaunchConfig {
 constexpr int kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76, kMultiprocessorCount = 16;  // CUdevice_attribute
 constexpr int kSharedBytesOptIn = 97;                                                                 // likewise
 constexpr int kStaticSharedBytes = 1, kMaxDynamicSharedBytes = 8, kNonPortableClusters = 14;          // CUfunction_attribute
-constexpr int kClusterDimension = 4;                                                                  // CUlaunchAttributeID
+constexpr int kClusterDimension = 4, kProgrammaticStreamSerialization = 6;                            // CUlaunchAttributeID
 
 // F(name, exported symbol, parameter types). A suffix like _v2 names the version of the entry point that the types are of.
 #define CUOPS_DRIVER_FUNCTIONS(F)                                                                                               \
@@ -75,6 +75,7 @@ constexpr int kClusterDimension = 4;                                            
   F(LibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, void*, void**, unsigned, void*, void**, unsigned) \
   F(LibraryGetKernel, "cuLibraryGetKernel", CUkernel*, CUlibrary, const char*)                                       \
   F(KernelGetFunction, "cuKernelGetFunction", CUfunction*, CUkernel)                                                 \
+  F(OccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", int*, CUfunction, const CUlaunchConfig*)             \
   F(LaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)
 
 struct Driver {

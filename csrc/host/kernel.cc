@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "error.h"
@@ -89,21 +90,70 @@ const Hardware& hardware(const char* op, int device) {
   return *(last = &found->second);
 }
 
+namespace {
+
+// A launch with its attributes, where there are any.
+struct Configuration {
+  CUlaunchAttribute attributes[2] = {};
+  CUlaunchConfig config;
+
+  Configuration(const LaunchShape& shape, bool overlaps, CUstream stream)
+      : config{{shape.blocks, 1, 1}, {shape.block_x, shape.block_y, 1}, shape.shared_bytes, stream, attributes, 0} {
+    if (shape.cluster > 1) {
+      CUlaunchAttribute& attribute = attributes[config.attribute_count++];
+      attribute.id = kClusterDimension;
+      attribute.value.cluster[0] = shape.cluster;
+      attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+    }
+    if (overlaps) {
+      CUlaunchAttribute& attribute = attributes[config.attribute_count++];
+      attribute.id = kProgrammaticStreamSerialization;
+      attribute.value.flag = 1;
+    }
+  }
+  Configuration(const Configuration&) = delete;
+};
+
+// Since CUDA 12.3 graphs capture launches that overlap.
+bool can_overlap(int device) {
+  static const int version = [] {
+    int found = 0;
+    check(driver().DriverGetVersion(&found), "cuDriverGetVersion");
+    return found;
+  }();
+  return version >= 12030 && properties(device).capability >= 90;
+}
+
+}  // namespace
+
+int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape) {
+  static std::mutex mutex;
+  static std::map<std::tuple<CUfunction, unsigned, unsigned, unsigned>, int> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const CUfunction function = kernel.on(device);
+  const auto [found, is_new] = known.try_emplace({function, shape.cluster, shape.block_x, shape.shared_bytes}, 0);
+  if (is_new) {
+    const ContextGuard context(device);
+    LaunchShape one = shape;
+    one.blocks = shape.cluster;
+    const Configuration launch(one, false, nullptr);
+    check(driver().OccupancyMaxActiveClusters(&found->second, function, &launch.config), "cuOccupancyMaxActiveClusters");
+  }
+  return found->second;
+}
+
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params) {
   const Driver& d = driver();
   void* arguments[] = {params};
-  if (shape.cluster == 1) {
+  const bool overlaps = shape.overlaps && can_overlap(device);
+  if (shape.cluster == 1 && !overlaps) {
     check(d.LaunchKernel(kernel.on(device), shape.blocks, 1, 1, shape.block_x, shape.block_y, 1, shape.shared_bytes, stream,
                          arguments, nullptr),
           "cuLaunchKernel");
     return;
   }
-  CUlaunchAttribute attribute{};
-  attribute.id = kClusterDimension;
-  attribute.value.cluster[0] = shape.cluster;
-  attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
-  CUlaunchConfig config{{shape.blocks, 1, 1}, {shape.block_x, shape.block_y, 1}, shape.shared_bytes, stream, &attribute, 1};
-  check(d.LaunchKernelEx(&config, kernel.on(device), arguments, nullptr), "cuLaunchKernelEx");
+  const Configuration launch(shape, overlaps, stream);
+  check(d.LaunchKernelEx(&launch.config, kernel.on(device), arguments, nullptr), "cuLaunchKernelEx");
 }
 
 }  // namespace cuops

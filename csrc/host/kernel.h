@@ -32,6 +32,7 @@ struct LaunchShape {
   unsigned block_x, block_y = 1;
   unsigned cluster = 1;  // blocks that share memory; more than 1 only where Hardware::clusters
   unsigned shared_bytes = 0;
+  bool overlaps = false;  // may be launched while the kernel before it ends, and waits for it itself (griddepcontrol)
 };
 
 // What plans depend on.
@@ -48,6 +49,9 @@ const Hardware& hardware(const char* op, int device);  // op: a literal
 inline unsigned threads_for(std::int64_t items, std::int64_t each) {
   return static_cast<unsigned>(((items + each - 1) / each + 31) / 32 * 32);
 }
+
+// How many clusters of this shape the GPU runs at a time.
+int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape);
 
 // The caller holds a ContextGuard of the device.
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params);

@@ -71,15 +71,14 @@ def _bwd_cuda(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignor
     lib = _backend.library()
     with_bias = bias_dtype is not None
     arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), _parameter(weight, h)
-    rows = lib.rms_norm_bwd_partial_rows(*arrays, with_bias) if h.numel() else 0
-    if rows == 0:
+    if h.numel() == 0:
         return _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset)
     dx, dweight, dbias = _empty_bwd(h, weight, bias_dtype)
-    partial = None
-    if weight is not None or with_bias:
-        partial = h.new_empty(rows * (2 if with_bias else 1), h.shape[-1], dtype=_sums_dtype(h.dtype))
+    scratch = h.new_empty(
+        lib.rms_norm_bwd_scratch(*arrays, with_bias, weight_offset), dtype=_sums_dtype(h.dtype)
+    )  # fmt: skip
     lib.rms_norm_bwd(
-        dx, None if weight is None else dweight, dbias if with_bias else None, partial, *arrays, eps, weight_offset
+        dx, None if weight is None else dweight, dbias if with_bias else None, scratch, *arrays, eps, weight_offset
     )  # fmt: skip
     return dx, dweight, dbias
 
