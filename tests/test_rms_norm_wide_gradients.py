@@ -1,0 +1,71 @@
+"""Gradients of RMSNorm for rows of any width, start and size of numbers, which different kernels compute."""
+
+from __future__ import annotations
+
+import cuops
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def gradients(x, weight, bias, dy, dh, residual, weight_offset):
+    """The gradients by cuops, and those of the formula in float64 at the same h."""
+    result = cuops.rms_norm(x, weight, bias, 1e-5, residual=residual, weight_offset=weight_offset)
+    outputs, seeds = (result, (dy, dh)) if residual is not None else (result, dy)
+    inputs = [t for t in (x, weight, bias) if t is not None]
+    got = torch.autograd.grad(outputs, inputs, seeds)
+
+    h = (x if residual is None else result[1]).detach().double().requires_grad_()
+    wide = [t.detach().double().requires_grad_() for t in (weight, bias) if t is not None]
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5)
+    y = y if weight is None else y * (wide[0] + weight_offset)
+    y = y if bias is None else y + wide[-1]
+    dx, *others = torch.autograd.grad(y, [h, *wide], dy.double())
+    return got, [dx if residual is None else dx + dh.double(), *others]
+
+
+def assert_close(got, want, n, rows):
+    """One rounding to the result's dtype, and what sums over a row or over all rows lose, for numbers of size 1."""
+    for a, b in zip(got, want, strict=True):
+        sums = torch.finfo(torch.float64 if got[0].dtype == torch.float64 else torch.float32)
+        allowed = (
+            torch.finfo(a.dtype).eps / 2 * b.abs() + sums.eps * (16 + n**0.5 / 8 + rows**0.5) * 10 * b.abs().mean()
+        )
+        assert ((a.double() - b).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [3, 65, 512, 4097, 8192, 33333, 65536, 131080, 262144, 262147, 600_000])
+@pytest.mark.parametrize("kind", ["plain", "residual", "bias", "no weight", "wide weight", "off a vector"])
+def test_agree_with_the_formula(kind, n, dtype):
+    torch.manual_seed(n)
+    rows = 5 if n > 8192 else 700
+    base = torch.randn(rows, n + 3, device="cuda").to(dtype)
+    x = base[:, 3:] if kind == "off a vector" else base[:, :n].contiguous()
+    x = x.detach().requires_grad_()
+    dy, dh, residual = (torch.randn(rows, n, device="cuda").to(dtype) for _ in range(3))
+    weight_dtype = torch.float32 if kind == "wide weight" else dtype
+    weight = None if kind == "no weight" else torch.randn(n, device="cuda").to(weight_dtype).requires_grad_()
+    bias = torch.randn(n, device="cuda").to(dtype).requires_grad_() if kind == "bias" else None
+    arguments = x, weight, bias, dy, dh, residual if kind == "residual" else None, 1.0 if kind == "bias" else 0.0
+    got, want = gradients(*arguments)
+    assert_close(got, want, n, rows)
+    assert all(torch.equal(a, b) for a, b in zip(got, gradients(*arguments)[0], strict=True))
+
+
+@pytest.mark.parametrize("n", [60, 65, 1024, 4097, 33336, 600_000])
+@pytest.mark.parametrize("scale", [1e22, 1e-12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_are_right_where_squares_leave_the_range(dtype, scale, n):
+    torch.manual_seed(n)
+    x = (torch.randn(40, n, device="cuda", dtype=torch.float64) * scale).to(dtype)
+    x[::3] /= scale  # ordinary rows among them
+    x.requires_grad_()
+    weight, dy = torch.randn(n, device="cuda").to(dtype).requires_grad_(), torch.randn(40, n, device="cuda").to(dtype)
+    got, want = gradients(x, weight, None, dy, None, None, 0.0)
+    rows = want[0].abs().mean(-1, keepdim=True)
+    error = (got[0].double() - want[0]).abs() / (want[0].abs() + rows)
+    assert error.max() <= torch.finfo(dtype).eps / 2 + 2e-5
+    assert_close(got[1:], want[1:], n, 40)
