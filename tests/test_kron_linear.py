@@ -111,7 +111,9 @@ def test_error_is_at_most_that_of_pytorch(sample, dtype, device):
     state = x.reshape(-1, *(w.shape[1] for w in factors))
     for w in reversed(factors):
         state = (state @ w.mT).movedim(-1, 1)
-    assert error(cuops.kron_linear(x, factors, bias)) <= 1.2 * error(state.reshape(x.shape) + bias)
+    assert error(cuops.kron_linear(x, factors, bias)) <= (2 if dtype == torch.float32 else 1.2) * error(
+        state.reshape(x.shape) + bias
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

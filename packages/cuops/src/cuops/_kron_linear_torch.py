@@ -33,16 +33,27 @@ def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tens
     return chain_of_matmuls(x, factors, bias)
 
 
-def _bwd(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
-    """dx, the factors' gradients and dbias; what is not needed is empty. Differentiable."""
-    if x.is_cuda and not _is_empty(x, factors):
-        dx, dfactors = chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
-    else:
-        dx, dfactors = reference.kron_linear_torch_backward(dy, x, factors, needs_x, needs_factors)
-    dbias = dy.flatten(0, -2) if dy.ndim > 1 else dy[None]
-    dbias = dbias.sum(0, dtype=_sums_dtype(dy)).to(dy.dtype) if needs_bias else x.new_empty(0)
-    empty = [x.new_empty(0) if d is None else d for d in (dx, *dfactors)]
-    return empty[0], empty[1:], dbias
+def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
+    if _is_empty(x, factors):
+        return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
+    gradients = chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
+    return _bwd_results(dy, *gradients, needs_bias)
+
+
+def _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
+    """The gradients by PyTorch's own operators, differentiable again."""
+    by_gemm = x.is_cuda and not _is_empty(x, factors)
+    backward = chain_of_matmuls_backward if by_gemm else reference.kron_linear_torch_backward
+    return _bwd_results(dy, *backward(dy, x, factors, needs_x, needs_factors), needs_bias)
+
+
+def _bwd_results(dy, dx, dfactors, needs_bias):  # type: ignore[no-untyped-def]
+    """dx, the factors' gradients and dbias as the operator returns them: what is not needed is empty."""
+    dx, *dfactors = (dy.new_empty(0) if d is None else d for d in (dx, *dfactors))
+    if not needs_bias:
+        return dx, dfactors, dy.new_empty(0)
+    rows = dy.flatten(0, -2) if dy.ndim > 1 else dy[None]
+    return dx, dfactors, rows.sum(0, dtype=_sums_dtype(dy)).to(dy.dtype)
 
 
 def _sums_dtype(x: Tensor) -> torch.dtype:
@@ -51,8 +62,8 @@ def _sums_dtype(x: Tensor) -> torch.dtype:
 
 library.impl("kron_linear_fwd", _fwd_cuda, "CUDA")
 library.impl("kron_linear_fwd", reference.kron_linear_torch, "CPU")
-library.impl("kron_linear_bwd", _bwd, "CUDA")
-library.impl("kron_linear_bwd", _bwd, "CPU")
+library.impl("kron_linear_bwd", _bwd_cuda, "CUDA")
+library.impl("kron_linear_bwd", _bwd_plain, "CPU")
 
 
 @torch.library.register_fake("cuops::kron_linear_fwd", lib=library)
@@ -94,7 +105,7 @@ def _second(ctx, ddx, ddfactors, ddbias):  # type: ignore[no-untyped-def]
         # Views, so that only the formula lies between them and its results.
         inputs = [(t if t.requires_grad else t.detach().requires_grad_()).view_as(t) for t in ctx.saved_tensors]
         dy, x, *factors = inputs
-        dx, dfactors, dbias = _bwd(dy, x, factors, *ctx.needs)
+        dx, dfactors, dbias = _bwd_plain(dy, x, factors, *ctx.needs)
     pairs = [(a, grad) for a, grad in zip((dx, *dfactors, dbias), (ddx, *ddfactors, ddbias), strict=True)]
     pairs = [(a, grad) for a, grad in pairs if grad is not None and a.requires_grad]
     found: Any = [None] * len(inputs)
@@ -174,7 +185,7 @@ class _Direct(torch.autograd.Function):
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         x, *factors = ctx.saved_tensors
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
-        backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() else _bwd
+        backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() else _bwd_cuda
         dx, dfactors, dbias = backward(dy, x, factors, needs_x, needs_factors, needs_bias)
         dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
         return dx if needs_x else None, dbias if needs_bias else None, *dfactors
