@@ -192,7 +192,7 @@ void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, Optional
     outputs.push_back({data_of(*rstd), rstd_size, rstd_size});
   }
   stream_rows(static_cast<int>(device), p.rows, {host_in}, outputs,
-              [&](const CUdeviceptr* from, const CUdeviceptr* to, std::int64_t rows, CUstream stream) {
+              [&](const CUdeviceptr* from, const CUdeviceptr* to, std::int64_t, std::int64_t rows, CUstream stream) {
                 RmsNormFwdParams chunk = p;
                 chunk.rows = rows;
                 chunk.x = {reinterpret_cast<void*>(from[0]), INT64_MAX, p.n, 0};

@@ -166,7 +166,7 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
       for (std::int64_t c; !failed && (c = next++) < chunks;) {
         const std::int64_t first = c * chunk, count = std::min(chunk, rows - first);
         for (const Slot& slot : ins) upload(*lane, slot, first, count);
-        compute(in.data(), out.data(), count, lane->stream);
+        compute(in.data(), out.data(), first, count, lane->stream);
         for (const Slot& slot : outs) download(*lane, slot, first, count);
         check(driver().StreamSynchronize(lane->stream), "cuStreamSynchronize");
         for (const Slot& slot : outs) {

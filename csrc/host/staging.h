@@ -15,9 +15,10 @@ struct HostRows {
   std::int64_t stride, bytes;
 };
 
-// Calls `compute` on device memory for consecutive chunks of rows: one pointer for each of `inputs`, one for each of
-// `outputs`. An output may be an input. Returns when all outputs are written.
-using ComputeChunk = std::function<void(const CUdeviceptr* in, const CUdeviceptr* out, std::int64_t rows, CUstream stream)>;
+// Calls `compute` on device memory for consecutive chunks of rows, from row `first` on: one pointer for each of `inputs`, one
+// for each of `outputs`. An output may be an input. Returns when all outputs are written.
+using ComputeChunk =
+    std::function<void(const CUdeviceptr* in, const CUdeviceptr* out, std::int64_t first, std::int64_t rows, CUstream stream)>;
 void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inputs, const std::vector<HostRows>& outputs,
                  const ComputeChunk& compute);
 

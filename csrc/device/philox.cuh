@@ -1,0 +1,140 @@
+// Philox-4x32-10 (Salmon et al., 2011), and the normals that cuops makes of its words. packages/cuops/src/cuops/_noise.py says
+// which counter belongs to which number; here is the same, in float32 and float64.
+#pragma once
+
+#include "numeric.cuh"
+
+namespace cuops {
+
+struct Words {
+  unsigned at[4];
+};
+
+struct PhiloxKey {
+  unsigned low, high;
+
+  __device__ Words operator()(unsigned c0, unsigned c1, unsigned c2, unsigned c3) const {
+    unsigned k0 = low, k1 = high;
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+      const unsigned long long first = 0xD2511F53ull * c0, second = 0xCD9E8D57ull * c2;
+      c0 = static_cast<unsigned>(second >> 32) ^ c1 ^ k0;
+      c1 = static_cast<unsigned>(second);
+      c2 = static_cast<unsigned>(first >> 32) ^ c3 ^ k1;
+      c3 = static_cast<unsigned>(first);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+  }
+};
+
+// Random numbers by group (four samples) and column. Every operation is exact or rounded as IEEE 754 says, so that each GPU
+// gives the same bits; the compiler must not contract what is not written as fma.
+struct Noise {
+  PhiloxKey key;
+  unsigned stream, top;
+
+  __device__ Noise(unsigned long long seed, unsigned long long stream)
+      : key{static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32)},
+        stream(static_cast<unsigned>(stream)),
+        top(0x80000000u | static_cast<unsigned>(stream >> 32 & 0xfff) << 18) {}
+
+  template <int kPart>
+  __device__ Words words(unsigned long long group, unsigned long long column) const {
+    const unsigned high = static_cast<unsigned>(column >> 32) << 10 | static_cast<unsigned>(group >> 32);
+    return key(static_cast<unsigned>(group), static_cast<unsigned>(column), stream, top | kPart << 30 | high);
+  }
+};
+
+// A constant in a register, where an instruction has room for one immediate only: no launch has a grid of a third dimension.
+__device__ inline int in_register(int constant) { return constant * static_cast<int>(gridDim.z); }
+
+// sqrt, correctly rounded, for v in [2^-60, 2^60]: the reciprocal square root and one step of Newton and Markstein.
+__device__ inline float sqrt_in_range(float v) {
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  const float root = __fmul_rn(v, r);
+  return fmaf(fmaf(-root, root, v), __fmul_rn(0.5f, r), root);
+}
+
+// The radius sqrt(-2 ln u), u being the 24 leading bits of (word + 1/2) / 2^32: exponent and mantissa of the float apart, and
+// a polynomial for -2 ln(1 - t / 2) / t, within 3e-8.
+__device__ inline float radius_of(unsigned word) {
+  const int bits = __float_as_int(__fadd_rz(__uint2float_rz(word), 0.5f));
+  const float halvings = __fsub_rn(8388608.0f + 158, __int_as_float(__funnelshift_r(bits, 0x4b000000 >> 9, 23)));
+  const float t = __fsub_rn(2.0f, __int_as_float((bits & 0x7fffff) | in_register(0x3f800000)));
+  float p = 0.005524341017007828f;
+  p = fmaf(p, t, -0.012804174795746803f);
+  p = fmaf(p, t, 0.018877482041716576f);
+  p = fmaf(p, t, -0.005647038575261831f);
+  p = fmaf(p, t, 0.016476834192872047f);
+  p = fmaf(p, t, 0.030461382120847702f);
+  p = fmaf(p, t, 0.08340788632631302f);
+  p = fmaf(p, t, 0.24999761581420898f);
+  p = fmaf(p, t, 1.0f);
+  return sqrt_in_range(fmaf(halvings, 1.3862943611198906f, __fmul_rn(t, p)));
+}
+
+template <class Acc>
+struct Pair {
+  Acc first, second;
+};
+
+// A point of the unit circle: an angle within an eighth of a turn of 0, mirrored and swapped by two more bits. The
+// polynomials are cos and sin of pi/4 sqrt(t), the latter over sqrt(t), within 4e-8.
+__device__ inline Pair<float> circle_of(unsigned word) {
+  const float a = __fsub_rn(__int_as_float((word & 0x7ffffe) | in_register(0x40000001)), 3.0f), t = __fmul_rn(a, a);
+  const float sine = __fmul_rn(
+      a, fmaf(fmaf(fmaf(-3.6609148082789034e-05f, t, 0.0024910164065659046f), t, -0.08074583113193512f), t, 0.7853981852531433f));
+  const float cosine = fmaf(fmaf(fmaf(-0.0003189770213793963f, t, 0.01585014909505844f), t, -0.3084244132041931f), t, 1.0f);
+  const float mirrored = __int_as_float(__float_as_int(cosine) ^ (word & 0x80000000));
+  Pair<float> point;  // as the compiler would not write it: one test, two choices
+  asm("{\n\t.reg .pred p;\n\t.reg .b32 bit;\n\t"
+      "and.b32 bit, %4, 0x40000000;\n\tsetp.ne.b32 p, bit, 0;\n\t"
+      "selp.f32 %0, %2, %3, p;\n\tselp.f32 %1, %3, %2, p;\n\t}"
+      : "=f"(point.first), "=f"(point.second)
+      : "f"(sine), "f"(mirrored), "r"(word));
+  return point;
+}
+
+// The same in float64, whose words are continued by `more`.
+__device__ inline double radius_of(unsigned word, unsigned more) {
+  return sqrt(-2.0 * log(fma(more + 0.5, 0x1p-32, static_cast<double>(word)) * 0x1p-32));
+}
+__device__ inline Pair<double> circle_of(unsigned word, unsigned more) {
+  const double a = fma(fma(more + 0.5, 0x1p-31, static_cast<double>(word & 0x7ffffe)), 0x1p-22, -1.0);
+  double sine, cosine;
+  sincospi(0.25 * a, &sine, &cosine);
+  const double mirrored = word & 0x80000000 ? -cosine : cosine;
+  const bool swapped = word & 0x40000000;
+  return {swapped ? sine : mirrored, swapped ? mirrored : sine};
+}
+
+// The normals of a group's four samples.
+template <class Acc>
+__device__ Pack<Acc, 4> normals_of(const Noise& noise, unsigned long long group, unsigned long long column) {
+  Pack<Acc, 4> z;
+  const Words w = noise.words<0>(group, column);
+  if constexpr (kSame<Acc, double>) {
+    const Words more = noise.words<1>(group, column);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const double radius = radius_of(w.at[i], more.at[i]);
+      const Pair<double> point = circle_of(w.at[i + 1], more.at[i + 1]);
+      z.at[i] = __dmul_rn(radius, point.first);
+      z.at[i + 1] = __dmul_rn(radius, point.second);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float radius = radius_of(w.at[i]);
+      const Pair<float> point = circle_of(w.at[i + 1]);
+      z.at[i] = __fmul_rn(radius, point.first);
+      z.at[i + 1] = __fmul_rn(radius, point.second);
+    }
+  }
+  return z;
+}
+
+}  // namespace cuops

@@ -1,0 +1,30 @@
+// What the host tells the kernels of sample_normal.
+#pragma once
+
+#include "dtype.h"
+
+namespace cuops {
+
+struct SampleNormalParams {
+  void* samples;      // (batch, num_samples, dim), or (batch, dim, num_samples); in the backward, their gradients
+  void* partial;      // backward: (chunks, 2, columns), sums for mu and for sigma, in the dtype of the arithmetic
+  const void* mu;     // columns = batch * dim of them, or one
+  const void* sigma;  // likewise; nullptr: sigma_value
+  const void* low;    // likewise, in the samples' dtype; nullptr: not truncated
+  const void* high;
+  const long long* state;  // the seed, and the stream where there are two; nullptr: the values here
+  long long* replays;      // how often this was launched, and how many blocks have read that; nullptr: not counted
+  unsigned long long seed, stream;
+  long long columns, dim, num_samples;
+  long long first_column, start;  // where in the whole draw this part is
+  double sigma_value;
+  long long step;  // groups a thread takes in turn, or columns where samples lie along columns
+  bool state_has_stream;
+  bool one_mu, one_sigma, one_low, one_high;
+  bool mu_wide, sigma_wide;  // in the dtype of the arithmetic, where the samples have 16 bits
+  bool shared, antithetic;
+  bool along_columns;
+};
+static_assert(sizeof(SampleNormalParams) == 152, "host and device must agree on the layout");
+
+}  // namespace cuops

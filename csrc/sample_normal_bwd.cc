@@ -1,0 +1,58 @@
+// The gradient of normal samples on the host.
+#include <tvm/ffi/function.h>
+
+#include "host/error.h"
+#include "sample_normal_params.h"
+
+namespace cuops {
+namespace {
+
+Kernel& kernel_for(DType dtype, bool along_columns) {
+  struct Table {
+    Kernel* at[4][2];  // for the life of the process
+    Table() {
+      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+        for (int c : {0, 1})
+          at[t][c] = new Kernel("sample_normal_bwd", std::string("sample_normal_bwd_") + name_of(t) + (c ? "_columns" : "_rows"));
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][along_columns];
+}
+
+// In how many chunks of the samples the backward adds up such gradients.
+int64_t sample_normal_bwd_chunks(TensorView grad, int64_t start, int64_t sample_dim, bool antithetic) {
+  const SampleNormalParams p = params_of(grad, {std::nullopt, std::nullopt, 0, 0, start, sample_dim, false, antithetic});
+  if (p.columns == 0) return 0;
+  const Hardware& hw = hardware("sample_normal_bwd", grad.device().device_id);
+  const std::int64_t lanes = p.along_columns ? kSampleThreads : 1, groups = groups_of(p);
+  const std::int64_t wanted = divide_up(std::int64_t{hw.multiprocessors} * 2048, p.columns * lanes);
+  return divide_up(groups, std::max(divide_up(groups, wanted), 8 * lanes));
+}
+
+// Sums of the gradients, and of their products with the noise, over chunks of the samples: (chunks, 2, columns).
+void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state, int64_t seed, int64_t stream, int64_t start,
+                       int64_t sample_dim, bool shared, bool antithetic) {
+  SampleNormalParams p = params_of(grad, {state, std::nullopt, seed, stream, start, sample_dim, shared, antithetic});
+  if (grad.device().device_type != kDLCUDA) raise("ValueError", "grad: expected an array on a CUDA device");
+  const DType dtype = dtype_of(grad, "grad");
+  const std::int64_t chunks = partial.ndim() == 3 ? partial.size(0) : 0;
+  if (chunks < 1 || partial.numel() != chunks * 2 * p.columns || !partial.is_contiguous() ||
+      dtype_of(partial, "partial") != accumulator_of(dtype)) {
+    raise("ValueError", "partial: expected a contiguous array (chunks, 2, columns) in the dtype of the sums");
+  }
+  expect_device(partial, "partial", grad.device());
+  p.partial = data_of(partial);
+  p.step = divide_up(groups_of(p), chunks);
+  const int device = grad.device().device_id;
+  const ContextGuard context(device);
+  const std::int64_t lines = chunks * p.columns;
+  const unsigned blocks = p.along_columns ? sample_blocks(lines * kSampleThreads) : sample_blocks(lines);
+  launch(kernel_for(dtype, p.along_columns), device, current_stream(grad.device()), {blocks, kSampleThreads}, &p);
+}
+
+}  // namespace
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_normal_bwd_chunks, cuops::sample_normal_bwd_chunks);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_normal_bwd, cuops::sample_normal_bwd);

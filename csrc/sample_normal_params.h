@@ -1,0 +1,40 @@
+// The arguments that sample_normal and its backward share, checked.
+#pragma once
+
+#include <algorithm>
+
+#include "host/kernel.h"
+#include "host/tensor.h"
+#include "sample_normal.h"
+
+namespace cuops {
+
+using OptionalTensor = tvm::ffi::Optional<TensorView>;
+
+// The arguments that say which numbers a call draws; seed and stream are those of `state` where there is one. With
+// `replays`, two int64 on the GPU, the stream moves on with each launch.
+struct DrawArguments {
+  OptionalTensor state, replays;
+  std::int64_t seed, stream, start, sample_dim;
+  bool shared, antithetic;
+};
+
+// Parameters but for mu, sigma and the bounds; `samples` are those of `columns` distributions, or their gradients.
+SampleNormalParams params_of(TensorView samples, const DrawArguments& draw);
+
+// One parameter for every column, or one for all: whether it is one.
+bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p, DLDevice device);
+
+inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Groups of four samples that the draw has part in; mirrored samples are of one group.
+inline std::int64_t groups_of(const SampleNormalParams& p) {
+  const int copies = p.antithetic ? 2 : 1;
+  return (p.start + p.num_samples - 1) / copies / 4 + 1 - p.start / copies / 4;
+}
+
+constexpr int kSampleThreads = 256;  // a block
+
+unsigned sample_blocks(std::int64_t threads);
+
+}  // namespace cuops
