@@ -10,16 +10,15 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows2, kRows4, kRows2Shared, kRows4Shared, kColumns, kColumnsWhole, kTruncated };
+enum Variant { kRows1, kRows2, kRows4, kRows4Shared, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][8];  // for the life of the process
+    Kernel* at[4][6];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1",        "_rows_2",  "_rows_4",        "_rows_2_shared",
-                                          "_rows_4_shared", "_columns", "_columns_whole", "_truncated"};
+      constexpr const char* suffixes[] = {"_rows_1", "_rows_2", "_rows_4", "_rows_4_shared", "_columns", "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int v = kRows1; v <= kTruncated; ++v)
+        for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
     }
   };
@@ -33,30 +32,46 @@ std::int64_t step_for(std::int64_t turns, std::int64_t lines, const Hardware& hw
   return std::clamp<std::int64_t>(turns * lines / busy, 1, std::min<std::int64_t>(16, std::max<std::int64_t>(turns, 1)));
 }
 
-void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream) {
-  const Hardware& hw = hardware("sample_normal", device);
-  const std::int64_t groups = groups_of(p);
-  const auto address = reinterpret_cast<std::uintptr_t>(p.samples);
+void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
+  static Kernel* const kernel = new Kernel("sample_normal", "sample_normal_fwd_truncated");
+  launch(*kernel, device, stream, {sample_blocks((p.end_group - p.group) * p.columns), kSampleThreads}, &p);
+}
+
+// Threads of a block side by side in a column, and blocks over columns and their parts.
+void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
+  const std::int64_t groups = p.end_group - p.group;
+  p.lanes = 1;
+  while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
+  const std::int64_t turns = divide_up(groups, p.lanes), columns = divide_up(p.columns, kSampleThreads / p.lanes);
+  p.step = step_for(turns, columns * kSampleThreads, hw);
+  const bool whole = wide && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 && p.start % 4 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
+  const unsigned blocks = sample_blocks(columns * divide_up(turns, p.step) * kSampleThreads);
+  launch(kernel_for(dtype, whole ? kColumnsWhole : kColumns), device, stream, {blocks, kSampleThreads}, &p);
+}
+
+void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
+  const std::int64_t groups = p.end_group - p.group;
   const int size = size_of(dtype);
-  Variant variant;
-  std::int64_t threads;
-  if (p.low != nullptr) {
-    variant = kTruncated;
-    threads = groups * p.columns;
-  } else if (p.along_columns) {
-    const bool whole =
-        hw.capability >= 80 && !p.antithetic && p.num_samples % 4 == 0 && p.start % 4 == 0 && address % std::min(16, 4 * size) == 0;
-    variant = whole ? kColumnsWhole : kColumns;
-    p.step = step_for(p.columns, groups, hw);
-    threads = groups * divide_up(p.columns, p.step);
-  } else {
-    int width = hw.capability < 80 ? 1 : size == 8 ? 2 : 4;
-    while (p.dim % width != 0 || address % (width * size) != 0) width /= 2;
-    variant = width == 1 ? kRows1 : width == 2 ? (p.shared ? kRows2Shared : kRows2) : (p.shared ? kRows4Shared : kRows4);
-    p.step = step_for(groups, p.columns / width, hw);
-    threads = p.columns / width * divide_up(groups, p.step);
+  auto fits = [&](int width) { return p.dim % width == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (width * size) == 0; };
+  Variant variant = kRows1;
+  int width = 1;
+  if (wide && dtype != kFloat64 && p.state == nullptr && fits(4)) {
+    variant = p.shared ? kRows4Shared : kRows4;
+    width = 4;
+  } else if (wide && size >= 4 && fits(2)) {
+    variant = kRows2;
+    width = 2;
   }
-  launch(kernel_for(dtype, variant), device, stream, {sample_blocks(threads), kSampleThreads}, &p);
+  p.step = step_for(groups, p.columns / width, hw);
+  const unsigned blocks = sample_blocks(p.columns / width * divide_up(groups, p.step));
+  launch(kernel_for(dtype, variant), device, stream, {blocks, kSampleThreads}, &p);
+}
+
+void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream) {
+  if (p.low != nullptr) return launch_truncated(p, device, stream);
+  const Hardware& hw = hardware("sample_normal", device);
+  (p.along_columns ? launch_columns : launch_rows)(p, dtype, hw.capability >= 80, device, stream, hw);
 }
 
 bool expect_wide(TensorView t, const char* name, DType dtype) {
@@ -91,8 +106,8 @@ void set_distribution(SampleNormalParams* p, TensorView samples, TensorView mu, 
 
 // Samples on a GPU: (..., N, d), or (..., d, N) with sample_dim -1.
 void sample_normal_fwd(TensorView out, TensorView mu, OptionalTensor sigma, double sigma_value, OptionalTensor low,
-                       OptionalTensor high, OptionalTensor state, OptionalTensor replays, int64_t seed, int64_t stream,
-                       int64_t start, int64_t sample_dim, bool shared, bool antithetic) {
+                       OptionalTensor high, OptionalTensor state, int64_t replays, int64_t seed, int64_t stream, int64_t start,
+                       int64_t sample_dim, bool shared, bool antithetic) {
   SampleNormalParams p = params_of(out, {state, replays, seed, stream, start, sample_dim, shared, antithetic});
   if (out.device().device_type != kDLCUDA) raise("ValueError", "out: expected an array on a CUDA device");
   if (p.columns == 0) return;
@@ -105,7 +120,7 @@ void sample_normal_fwd(TensorView out, TensorView mu, OptionalTensor sigma, doub
 // Host arrays, through the GPU `device`. Returns when the samples are written.
 void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, OptionalTensor low, OptionalTensor high, int64_t seed,
                             int64_t start, int64_t sample_dim, bool shared, bool antithetic, int64_t device) {
-  SampleNormalParams p = params_of(out, {std::nullopt, std::nullopt, seed, 0, start, sample_dim, shared, antithetic});
+  SampleNormalParams p = params_of(out, {std::nullopt, 0, seed, 0, start, sample_dim, shared, antithetic});
   expect_device(out, "out", {kDLCPU, 0});
   if (p.columns == 0) return;
   set_distribution(&p, out, mu, sigma, 0, low, high);
@@ -138,13 +153,14 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
                   part.first_column = column;
                   part.num_samples = samples;
                   part.start = p.start + sample;
+                  set_groups(&part);
                   launch_fwd(part, dtype, static_cast<int>(device), stream);
                 };
                 char* at = reinterpret_cast<char*>(to[0]);
                 if (p.along_columns) return draw(first, count, 0, p.num_samples, at);
                 while (count > 0) {  // a chunk may have rows of several distributions
                   const std::int64_t batch = first / p.num_samples, sample = first % p.num_samples;
-                  const std::int64_t samples = std::min(count, p.num_samples - sample);
+                  const std::int64_t samples = std::min<std::int64_t>(count, p.num_samples - sample);
                   draw(batch * p.dim, p.dim, sample, samples, at);
                   at += samples * row * size;
                   first += samples;
@@ -153,8 +169,25 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
               });
 }
 
+// Sixteen zeroed bytes on a GPU, for the life of the process: what a call in a CUDA graph counts its replays in.
+int64_t sample_normal_replays(int64_t device) {
+  const ContextGuard context(static_cast<int>(device));
+  const RelaxedCapture relaxed;
+  const Driver& d = driver();
+  const std::int64_t zeros[2] = {};
+  CUdeviceptr at = 0;
+  CUstream stream = nullptr;
+  check(d.MemAlloc(&at, sizeof(zeros)), "cuMemAlloc");
+  check(d.StreamCreate(&stream, 1), "cuStreamCreate");  // one that no capture waits for
+  check(d.MemcpyHtoDAsync(at, zeros, sizeof(zeros), stream), "cuMemcpyHtoDAsync");
+  check(d.StreamSynchronize(stream), "cuStreamSynchronize");
+  check(d.StreamDestroy(stream), "cuStreamDestroy");
+  return static_cast<std::int64_t>(at);
+}
+
 }  // namespace
 }  // namespace cuops
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_normal_fwd, cuops::sample_normal_fwd);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_normal_replays, cuops::sample_normal_replays);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_normal_fwd_host, cuops::sample_normal_fwd_host);

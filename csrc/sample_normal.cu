@@ -18,100 +18,135 @@ __device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
 }
 
 // Samples along rows: a thread has kWidth neighbouring columns, and walks over groups of samples. dim is a multiple of kWidth.
-template <class T, int kWidth, bool kShared>
+// With kShared, one noise is for all columns.
+template <class T, int kWidth, bool kShared, class Key>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  const Noise noise = noise_of(p);
-  const Groups groups(p);
+  const Noise<Key> noise = noise_of<Key>(p);
   const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
   const long long column = (thread_index() - chunk * tiles) * kWidth;
-  long long group = groups.first + chunk * p.step;
-  const long long end = min(group + p.step, groups.end);
-  if (group >= end) return;
+  long long group = p.group + chunk * p.step;
+  const long long end = min(group + p.step, p.end_group);
 
   Distribution<T> of[kWidth];
+  if (group < end) {
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
-  const bool shared = kWidth == 1 ? p.shared : kShared;
+    for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
+  }
+  const bool shared = kShared || (kWidth < 4 && p.shared);
+  const long long numbered = shared ? 0 : p.first_column + column;
+  const unsigned distinct = shared ? 0 : 1;
   const long long batch = p.columns == p.dim ? 0 : quotient(column, p.dim), row_bytes = p.dim * sizeof(T);
   char* const out = static_cast<char*>(p.samples) + batch * p.num_samples * row_bytes + (column - batch * p.dim) * sizeof(T);
   char* at = out + (group * 4 - p.start) * row_bytes;
 
+  while (group < end) {
+    const unsigned top = noise.top(group, numbered), low = static_cast<unsigned>(numbered);
 #pragma unroll 1
-  for (int left = static_cast<int>(end - group); left > 0; --left, ++group, at += 4 * row_bytes) {
-    Pack<Acc, 4> z[kWidth];
+    for (int left = groups_alike(group, end); left > 0; --left, ++group, at += 4 * row_bytes) {
+      Pack<Acc, 4> z[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      z[j] = kShared && j ? z[0] : normals_of<Acc>(noise, group, shared ? 0 : p.first_column + column + j);
-    }
-    auto store = [&](char* to, int i, bool mirrored) {
-      Pack<T, kWidth> v;
+      for (int j = 0; j < kWidth; ++j) {
+        z[j] = kShared && j ? z[0] : normals_of<T>(noise, static_cast<unsigned>(group), low + j * distinct, top);
+      }
+      auto store = [&](char* to, int i, bool mirrored) {
+        Pack<T, kWidth> v;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(mirrored ? -z[j].at[i] : z[j].at[i]);
-      store_pack(to, v);
-    };
-    if (group >= groups.whole_first && group < groups.whole_end) {
+        for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(mirrored ? -z[j].at[i] : z[j].at[i]);
+        store_pack(to, v);
+      };
+      if (group >= p.whole_group && group < p.end_whole) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) store(at + i * row_bytes, i, false);
-    } else {
-      for_each_sample(p, groups, group, [&](int i, bool mirrored, long long n) { store(out + n * row_bytes, i, mirrored); });
+        for (int i = 0; i < 4; ++i) store(at + i * row_bytes, i, false);
+      } else {
+        for_each_sample(p, group, [&](int i, bool mirrored, long long n) { store(out + n * row_bytes, i, mirrored); });
+      }
     }
   }
 }
 
-// Samples along columns: a thread has a group, and walks over columns. kWhole promises that every group is a whole vector.
-template <class T, bool kWhole>
+// Samples along columns: p.lanes threads have neighbouring groups of a column, and walk along it. kWhole promises that every
+// group is a whole vector.
+template <class T, bool kWhole, class Key>
 __device__ void sample_columns(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  const Noise noise = noise_of(p);
-  const Groups groups(p);
-  const long long count = groups.end - groups.first, chunk = quotient(thread_index(), count);
-  const long long group = groups.first + thread_index() - chunk * count;
-  long long column = chunk * p.step;
-  const long long end = min(column + p.step, p.columns);
-  if (column >= end) return;
-  T* row = static_cast<T*>(p.samples) + column * p.num_samples;
-  Pack<Acc, 4> z;
-  if (p.shared) z = normals_of<Acc>(noise, group, 0);
+  const Noise<Key> noise = noise_of<Key>(p);
+  const long long columns_a_block = blockDim.x / p.lanes, blocks = (p.columns + columns_a_block - 1) / columns_a_block;
+  const long long chunk = quotient(blockIdx.x, blocks);
+  const long long column = (blockIdx.x - chunk * blocks) * columns_a_block + threadIdx.x / p.lanes;
+  long long group = p.group + chunk * p.step * p.lanes + threadIdx.x % p.lanes;
+  if (column >= p.columns) return;
+  const long long end = min(group + p.step * p.lanes, p.end_group);
+  const Distribution<T> of(p, column);
+  const long long numbered = p.shared ? 0 : p.first_column + column;
+  T* const row = static_cast<T*>(p.samples) + column * p.num_samples;
+  T* at = row + (group * 4 - p.start);
+  while (group < end) {
+    const unsigned top = noise.top(group, numbered);
+    const int alike = (groups_alike(group, end) + p.lanes - 1) / p.lanes;
 #pragma unroll 1
-  for (int left = static_cast<int>(end - column); left > 0; --left, ++column, row += p.num_samples) {
-    const Distribution<T> of(p, column);
-    if (!p.shared) z = normals_of<Acc>(noise, group, p.first_column + column);
-    if constexpr (kWhole) {
-      Pack<T, 4> v;
+    for (int left = alike; left > 0; --left, group += p.lanes, at += 4 * p.lanes) {
+      const Pack<Acc, 4> z = normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), top);
+      if constexpr (kWhole) {
+        Pack<T, 4> v;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) v.at[i] = of.at(z.at[i]);
-      store_pack(row + (group * 4 - p.start), v);
-    } else {
-      for_each_sample(p, groups, group, [&](int i, bool mirrored, long long n) { row[n] = of.at(mirrored ? -z.at[i] : z.at[i]); });
+        for (int i = 0; i < 4; ++i) v.at[i] = of.at(z.at[i]);
+        store_pack(at, v);
+      } else {
+        for_each_sample(p, group, [&](int i, bool mirrored, long long n) { row[n] = of.at(mirrored ? -z.at[i] : z.at[i]); });
+      }
     }
   }
 }
 
-// A thread has one group of one column.
-template <class T>
-__device__ void sample_truncated(const SampleNormalParams& p) {
-  const Noise noise = noise_of(p);
-  const Groups groups(p);
-  const long long count = groups.end - groups.first, fast = p.along_columns ? count : p.columns;
+// Calls visit with a null pointer to the dtype's type.
+template <class Visit>
+__device__ void with_dtype(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case kFloat64: return visit(static_cast<double*>(nullptr));
+    case kFloat32: return visit(static_cast<float*>(nullptr));
+    case kFloat16: return visit(static_cast<__half*>(nullptr));
+    case kBFloat16: return visit(static_cast<__nv_bfloat16*>(nullptr));
+  }
+}
+
+// A thread has one group of one column. Of any dtype, as the arithmetic is float64's.
+__device__ inline void sample_truncated(const SampleNormalParams& p) {
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p);
+  const long long count = p.end_group - p.group, fast = p.along_columns ? count : p.columns;
   const long long slow = quotient(thread_index(), fast), rest = thread_index() - slow * fast;
-  const long long column = p.along_columns ? slow : rest, group = groups.first + (p.along_columns ? rest : slow);
-  if (column >= p.columns || group >= groups.end) return;
+  const long long column = p.along_columns ? slow : rest, group = p.group + (p.along_columns ? rest : slow);
+  if (column >= p.columns || group >= p.end_group) return;
   const long long numbered = p.shared ? 0 : p.first_column + column, batch = p.along_columns ? column : quotient(column, p.dim);
-  T* const out = static_cast<T*>(p.samples) + batch * p.num_samples * (p.along_columns ? 1 : p.dim) +
-                 (p.along_columns ? 0 : column - batch * p.dim);
-  const Distribution<T> normal(p, column);
-  const Truncated of(normal.mu, normal.sigma, convert<double>(static_cast<const T*>(p.low)[p.one_low ? 0 : column]),
-                     convert<double>(static_cast<const T*>(p.high)[p.one_high ? 0 : column]));
-  Words words = noise.words<0>(group, numbered), more = noise.words<1>(group, numbered);
-  long long n = group * 4 * groups.copies - p.start;
+  const long long stride = p.along_columns ? 1 : p.dim;
+  const long long first = batch * p.num_samples * stride + (p.along_columns ? 0 : column - batch * p.dim);
+  double mu = 0, sigma = 0, low = 0, high = 0;
+  with_dtype(p.dtype, [&](auto* as) {
+    using T = typename Pointee<decltype(as)>::type;
+    const Distribution<T> normal(p, column);
+    mu = normal.mu;
+    sigma = normal.sigma;
+    low = convert<double>(static_cast<const T*>(p.low)[p.one_low ? 0 : column]);
+    high = convert<double>(static_cast<const T*>(p.high)[p.one_high ? 0 : column]);
+  });
+  const Truncated of(mu, sigma, low, high);
+  const unsigned top = noise.top(group, numbered);
+  Words words = noise.words<0>(static_cast<unsigned>(group), static_cast<unsigned>(numbered), top);
+  Words more = noise.words<1>(static_cast<unsigned>(group), static_cast<unsigned>(numbered), top);
+  const int copies = p.antithetic ? 2 : 1;
+  long long n = group * 4 * copies - p.start;
 #pragma unroll 1
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 4 * copies; ++i, ++n) {
     const double u = fmin(fma(more.at[0] + 0.5, 0x1p-32, static_cast<double>(words.at[0])) * 0x1p-32, 1 - 0x1p-53);
-#pragma unroll 1
-    for (int copy = 0; copy < groups.copies; ++copy, ++n) {
-      if (0 <= n && n < p.num_samples) out[n * (p.along_columns ? 1 : p.dim)] = convert<T>(of.at(copy ? 1 - u : u));
+    const bool mirrored = copies == 2 && i % 2;
+    if (0 <= n && n < p.num_samples) {
+      const double x = of.at(mirrored ? 1 - u : u);
+      with_dtype(p.dtype, [&](auto* as) {
+        using T = typename Pointee<decltype(as)>::type;
+        static_cast<T*>(p.samples)[first + n * stride] = convert<T>(x);
+      });
     }
+    if (copies == 2 && !mirrored) continue;
     words = {{words.at[1], words.at[2], words.at[3], 0}};
     more = {{more.at[1], more.at[2], more.at[3], 0}};
   }
@@ -119,30 +154,31 @@ __device__ void sample_truncated(const SampleNormalParams& p) {
 
 }  // namespace cuops
 
-#define CUOPS_KERNEL(name, ...) \
-  extern "C" __global__ void __launch_bounds__(256) sample_normal_fwd_##name(cuops::SampleNormalParams p) { cuops::__VA_ARGS__(p); }
-#define CUOPS_WIDER(T, name, width)                               \
-  CUOPS_KERNEL(name##_rows_##width, sample_rows<T, width, false>) \
-  CUOPS_KERNEL(name##_rows_##width##_shared, sample_rows<T, width, true>)
+#define CUOPS_KERNEL(blocks, name, ...)                                                                             \
+  extern "C" __global__ void __launch_bounds__(256, blocks) sample_normal_fwd_##name(cuops::SampleNormalParams p) { \
+    cuops::__VA_ARGS__(p);                                                                                          \
+  }
 
-#define CUOPS_ANY(T, name)                               \
-  CUOPS_KERNEL(name##_rows_1, sample_rows<T, 1, false>)  \
-  CUOPS_KERNEL(name##_columns, sample_columns<T, false>) \
-  CUOPS_KERNEL(name##_truncated, sample_truncated<T>)
+// For any call.
+#define CUOPS_ANY(T, name)                                                 \
+  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T, 1, false, cuops::SeedKey>) \
+  CUOPS_KERNEL(1, name##_columns, sample_columns<T, false, cuops::SeedKey>)
 CUOPS_ANY(double, f64)
 CUOPS_ANY(float, f32)
 CUOPS_ANY(__half, f16)
 CUOPS_ANY(__nv_bfloat16, bf16)
+CUOPS_KERNEL(1, truncated, sample_truncated)
 
-#if __CUDA_ARCH__ >= 800  // older GPUs do with those above, which keeps their images small
-#define CUOPS_WIDE(T, name)                                   \
-  CUOPS_KERNEL(name##_columns_whole, sample_columns<T, true>) \
-  CUOPS_WIDER(T, name, 2)
-CUOPS_WIDE(double, f64)
+// For speed; older GPUs do with those above, which keeps their images small.
+#if __CUDA_ARCH__ >= 800
+CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, cuops::SeedKey>)
+CUOPS_KERNEL(1, f64_columns_whole, sample_columns<double, true, cuops::HostKey>)
+CUOPS_KERNEL(1, f32_rows_2, sample_rows<float, 2, false, cuops::SeedKey>)
+#define CUOPS_WIDE(T, name)                                                      \
+  CUOPS_KERNEL(4, name##_rows_4, sample_rows<T, 4, false, cuops::HostKey>)       \
+  CUOPS_KERNEL(4, name##_rows_4_shared, sample_rows<T, 4, true, cuops::HostKey>) \
+  CUOPS_KERNEL(4, name##_columns_whole, sample_columns<T, true, cuops::HostKey>)
 CUOPS_WIDE(float, f32)
 CUOPS_WIDE(__half, f16)
 CUOPS_WIDE(__nv_bfloat16, bf16)
-CUOPS_WIDER(float, f32, 4)
-CUOPS_WIDER(__half, f16, 4)
-CUOPS_WIDER(__nv_bfloat16, bf16, 4)
 #endif

@@ -16,15 +16,20 @@ struct SampleNormalParams {
   long long* replays;      // how often this was launched, and how many blocks have read that; nullptr: not counted
   unsigned long long seed, stream;
   long long columns, dim, num_samples;
-  long long first_column, start;  // where in the whole draw this part is
+  long long first_column, start;     // where in the whole draw this part is
+  long long group, end_group;        // the groups of four samples that it has part in; a group of antithetic ones makes eight
+  long long whole_group, end_whole;  // those that are all in it; none where samples are antithetic
   double sigma_value;
-  long long step;  // groups a thread takes in turn, or columns where samples lie along columns
+  long long step;     // groups that a thread takes in turn
+  unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two
+  unsigned keys[20];  // the key schedule of `seed`, for kernels without `state`
+  DType dtype;        // of the samples
   bool state_has_stream;
   bool one_mu, one_sigma, one_low, one_high;
   bool mu_wide, sigma_wide;  // in the dtype of the arithmetic, where the samples have 16 bits
   bool shared, antithetic;
   bool along_columns;
 };
-static_assert(sizeof(SampleNormalParams) == 152, "host and device must agree on the layout");
+static_assert(sizeof(SampleNormalParams) == 264, "host and device must agree on the layout");
 
 }  // namespace cuops

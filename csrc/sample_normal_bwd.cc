@@ -22,18 +22,18 @@ Kernel& kernel_for(DType dtype, bool along_columns) {
 
 // In how many chunks of the samples the backward adds up such gradients.
 int64_t sample_normal_bwd_chunks(TensorView grad, int64_t start, int64_t sample_dim, bool antithetic) {
-  const SampleNormalParams p = params_of(grad, {std::nullopt, std::nullopt, 0, 0, start, sample_dim, false, antithetic});
+  const SampleNormalParams p = params_of(grad, {std::nullopt, 0, 0, 0, start, sample_dim, false, antithetic});
   if (p.columns == 0) return 0;
   const Hardware& hw = hardware("sample_normal_bwd", grad.device().device_id);
-  const std::int64_t lanes = p.along_columns ? kSampleThreads : 1, groups = groups_of(p);
+  const std::int64_t lanes = p.along_columns ? kSampleThreads : 1, groups = p.end_group - p.group;
   const std::int64_t wanted = divide_up(std::int64_t{hw.multiprocessors} * 2048, p.columns * lanes);
-  return divide_up(groups, std::max(divide_up(groups, wanted), 8 * lanes));
+  return divide_up(groups, std::max<std::int64_t>(divide_up(groups, wanted), 8 * lanes));
 }
 
 // Sums of the gradients, and of their products with the noise, over chunks of the samples: (chunks, 2, columns).
 void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state, int64_t seed, int64_t stream, int64_t start,
                        int64_t sample_dim, bool shared, bool antithetic) {
-  SampleNormalParams p = params_of(grad, {state, std::nullopt, seed, stream, start, sample_dim, shared, antithetic});
+  SampleNormalParams p = params_of(grad, {state, 0, seed, stream, start, sample_dim, shared, antithetic});
   if (grad.device().device_type != kDLCUDA) raise("ValueError", "grad: expected an array on a CUDA device");
   const DType dtype = dtype_of(grad, "grad");
   const std::int64_t chunks = partial.ndim() == 3 ? partial.size(0) : 0;
@@ -43,7 +43,7 @@ void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state
   }
   expect_device(partial, "partial", grad.device());
   p.partial = data_of(partial);
-  p.step = divide_up(groups_of(p), chunks);
+  p.step = divide_up(p.end_group - p.group, chunks);
   const int device = grad.device().device_id;
   const ContextGuard context(device);
   const std::int64_t lines = chunks * p.columns;

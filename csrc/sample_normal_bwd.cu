@@ -8,25 +8,26 @@ namespace cuops {
 template <class T>
 __device__ void sum_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  const Groups groups(p);
   const long long chunk = quotient(thread_index(), p.columns), column = thread_index() - chunk * p.columns;
-  long long group = groups.first + chunk * p.step;
-  const long long end = min(group + p.step, groups.end);
+  long long group = p.group + chunk * p.step;
+  const long long end = min(group + p.step, p.end_group);
   if (group >= end) return;
-  const Noise noise = noise_of(p);
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p);
   const long long batch = quotient(column, p.dim);
   const T* const grad = static_cast<const T*>(p.samples) + batch * p.num_samples * p.dim + (column - batch * p.dim);
+  const long long numbered = p.shared ? 0 : p.first_column + column;
   Acc dmu = 0, dsigma = 0;
 #pragma unroll 1
   for (; group < end; ++group) {
     Pack<Acc, 4> g;
-    const bool whole = group >= groups.whole_first && group < groups.whole_end;
+    const bool whole = group >= p.whole_group && group < p.end_whole;
     const T* const at = grad + (group * 4 - p.start) * p.dim;
     if (whole) {  // on their way while the noise is drawn
 #pragma unroll
       for (int i = 0; i < 4; ++i) g.at[i] = convert<Acc>(at[i * p.dim]);
     }
-    const Pack<Acc, 4> z = normals_of<Acc>(noise, group, p.shared ? 0 : p.first_column + column);
+    const Pack<Acc, 4> z =
+        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered));
     if (whole) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -34,7 +35,7 @@ __device__ void sum_rows(const SampleNormalParams& p) {
         dsigma = fma(g.at[i], z.at[i], dsigma);
       }
     } else {
-      for_each_sample(p, groups, group, [&](int i, bool mirrored, long long n) {
+      for_each_sample(p, group, [&](int i, bool mirrored, long long n) {
         const Acc dx = convert<Acc>(grad[n * p.dim]);
         dmu += dx;
         dsigma = fma(dx, mirrored ? -z.at[i] : z.at[i], dsigma);
@@ -51,16 +52,17 @@ template <class T>
 __device__ void sum_columns(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
   CUOPS_TEAM(Acc, 2, team);
-  const Groups groups(p);
   const long long chunk = blockIdx.x / p.columns, column = blockIdx.x - chunk * p.columns;
-  const long long first = groups.first + chunk * p.step, end = min(first + p.step, groups.end);
-  const Noise noise = noise_of(p);
+  const long long first = p.group + chunk * p.step, end = min(first + p.step, p.end_group);
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p);
   const T* const grad = static_cast<const T*>(p.samples) + column * p.num_samples;
+  const long long numbered = p.shared ? 0 : p.first_column + column;
   Acc sums[2] = {};
 #pragma unroll 1
   for (long long group = first + threadIdx.x; group < end; group += blockDim.x) {
-    const Pack<Acc, 4> z = normals_of<Acc>(noise, group, p.shared ? 0 : p.first_column + column);
-    for_each_sample(p, groups, group, [&](int i, bool mirrored, long long n) {
+    const Pack<Acc, 4> z =
+        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered));
+    for_each_sample(p, group, [&](int i, bool mirrored, long long n) {
       const Acc dx = convert<Acc>(grad[n]);
       sums[0] += dx;
       sums[1] = fma(dx, mirrored ? -z.at[i] : z.at[i], sums[1]);

@@ -5,12 +5,12 @@
 namespace cuops {
 namespace {
 
-const long long* int64s(TensorView t, const char* name, std::int64_t least, DLDevice device) {
+const long long* seed_of(TensorView t, DLDevice device) {
   const DLDataType d = t.dtype();
-  if (d.code != kDLInt || d.bits != 64 || d.lanes != 1 || t.numel() < least || t.numel() > 2 || !t.is_contiguous()) {
-    raise("ValueError", std::string(name) + ": expected one or two int64");
+  if (d.code != kDLInt || d.bits != 64 || d.lanes != 1 || t.numel() < 1 || t.numel() > 2 || !t.is_contiguous()) {
+    raise("ValueError", "seed: expected one or two int64");
   }
-  expect_device(t, name, device);
+  expect_device(t, "seed", device);
   return reinterpret_cast<const long long*>(data_of(t));
 }
 
@@ -31,6 +31,14 @@ unsigned sample_blocks(std::int64_t threads) {
   return static_cast<unsigned>(blocks);
 }
 
+void set_groups(SampleNormalParams* p) {
+  const int copies = p->antithetic ? 2 : 1;
+  p->group = p->start / copies / 4;
+  p->end_group = (p->start + p->num_samples - 1) / copies / 4 + 1;
+  p->whole_group = p->antithetic ? p->end_group : divide_up(p->start, 4);
+  p->end_whole = (p->start + p->num_samples) / 4;
+}
+
 SampleNormalParams params_of(TensorView samples, const DrawArguments& draw) {
   const int ndim = samples.ndim();
   if (ndim < 2 || !samples.is_contiguous()) raise("ValueError", "out: expected a contiguous array of at least 2 dimensions");
@@ -44,13 +52,19 @@ SampleNormalParams params_of(TensorView samples, const DrawArguments& draw) {
   p.start = draw.start;
   p.shared = draw.shared;
   p.antithetic = draw.antithetic;
+  p.dtype = dtype_of(samples, "out");
+  set_groups(&p);
+  for (unsigned i = 0; i < 20; ++i) {
+    const unsigned steps[] = {0x9E3779B9u, 0xBB67AE85u};
+    p.keys[i] = static_cast<unsigned>(static_cast<std::uint64_t>(draw.seed) >> (i % 2 * 32)) + i / 2 * steps[i % 2];
+  }
   p.seed = static_cast<std::uint64_t>(draw.seed);
   p.stream = static_cast<std::uint64_t>(draw.stream);
   if (draw.state.has_value()) {
-    p.state = int64s(*draw.state, "seed", 1, samples.device());
-    p.state_has_stream = draw.state->numel() == 2;
+    p.state = seed_of(*draw.state, samples.device());
+    p.state_has_stream = (*draw.state).numel() == 2;
   }
-  if (draw.replays.has_value()) p.replays = const_cast<long long*>(int64s(*draw.replays, "replays", 2, samples.device()));
+  p.replays = reinterpret_cast<long long*>(draw.replays);
   return p;
 }
 

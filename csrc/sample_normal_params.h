@@ -12,9 +12,10 @@ namespace cuops {
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 // The arguments that say which numbers a call draws; seed and stream are those of `state` where there is one. With
-// `replays`, two int64 on the GPU, the stream moves on with each launch.
+// `replays`, what sample_normal_replays returned, the stream moves on with each launch.
 struct DrawArguments {
-  OptionalTensor state, replays;
+  OptionalTensor state;
+  std::int64_t replays;  // an address
   std::int64_t seed, stream, start, sample_dim;
   bool shared, antithetic;
 };
@@ -22,16 +23,13 @@ struct DrawArguments {
 // Parameters but for mu, sigma and the bounds; `samples` are those of `columns` distributions, or their gradients.
 SampleNormalParams params_of(TensorView samples, const DrawArguments& draw);
 
+// Which groups of four samples the draw has part in, from its start and num_samples.
+void set_groups(SampleNormalParams* p);
+
 // One parameter for every column, or one for all: whether it is one.
 bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p, DLDevice device);
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// Groups of four samples that the draw has part in; mirrored samples are of one group.
-inline std::int64_t groups_of(const SampleNormalParams& p) {
-  const int copies = p.antithetic ? 2 : 1;
-  return (p.start + p.num_samples - 1) / copies / 4 + 1 - p.start / copies / 4;
-}
 
 constexpr int kSampleThreads = 256;  // a block
 

@@ -189,5 +189,6 @@ def test_dtype_is_that_of_the_result(dtype, device):
     mu, sigma = parameters(dtype=torch.float32, device=device)
     x = cuops.sample_normal(mu, sigma, 9, seed=1, dtype=dtype)
     assert x.dtype == dtype
-    if dtype != torch.float64:
-        assert torch.equal(x, cuops.sample_normal(mu, sigma, 9, seed=1).to(dtype))
+    single = cuops.sample_normal(mu, sigma, 9, seed=1)
+    # bfloat16 is of a shorter transform on the GPU, so that a few are rounded another way.
+    assert torch.allclose(x.double(), single.double(), rtol=2 * torch.finfo(dtype).eps, atol=1e-4)

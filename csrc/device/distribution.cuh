@@ -32,7 +32,9 @@ struct Distribution {
 
 // Every thread of the grid must come here, before any leaves. In a CUDA graph, each launch moves on to the next stream: the last
 // block to have read the number of launches counts this one.
-__device__ inline Noise noise_of(const SampleNormalParams& p) {
+template <class Key>
+__device__ Noise<Key> noise_of(const SampleNormalParams& p) {
+  unsigned long long seed = p.seed, stream = p.stream;
   if (p.replays != nullptr) {
     const long long launches = *static_cast<volatile long long*>(p.replays);
     __syncthreads();
@@ -44,10 +46,26 @@ __device__ inline Noise noise_of(const SampleNormalParams& p) {
         p.replays[0] = launches + 1;
       }
     }
-    return Noise(p.seed, p.stream + launches);
+    stream += launches;
   }
-  if (p.state == nullptr) return Noise(p.seed, p.stream);
-  return Noise(p.state[0], p.state_has_stream ? p.state[1] : 0);
+  if (!kSame<Key, HostKey> && p.state != nullptr) {
+    seed = p.state[0];
+    stream = p.state_has_stream ? p.state[1] : 0;
+  }
+  Noise<Key> noise;
+  if constexpr (kSame<Key, HostKey>) {
+    noise.key = {p.keys};
+  } else {
+    noise.key = {static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32)};
+  }
+  noise.stream = static_cast<unsigned>(stream);
+  noise.stream_high = 0x80000000u | static_cast<unsigned>(stream >> 32 & 0xfff) << 18;
+  return noise;
+}
+
+// The groups from `first` on, up to `end`, that share the upper 32 bits of their numbers.
+__device__ inline int groups_alike(long long first, long long end) {
+  return static_cast<int>(min(end, (first | 0xffffffffll) + 1) - first);
 }
 
 __device__ inline long long quotient(long long a, long long b) {
@@ -56,28 +74,15 @@ __device__ inline long long quotient(long long a, long long b) {
 
 __device__ inline long long thread_index() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// The groups of a draw. Of antithetic samples, a group makes eight.
-struct Groups {
-  int copies;
-  long long first, end;              // that a draw has part in
-  long long whole_first, whole_end;  // that are all in it; none where samples are antithetic
-
-  __device__ explicit Groups(const SampleNormalParams& p)
-      : copies(p.antithetic ? 2 : 1),
-        first(p.start / copies / 4),
-        end((p.start + p.num_samples - 1) / copies / 4 + 1),
-        whole_first(p.antithetic ? end : (p.start + 3) / 4),
-        whole_end((p.start + p.num_samples) / 4) {}
-};
-
 // Calls visit(i, mirrored, n) for the samples of a group that a draw has, n being their number in it.
 template <class Visit>
-__device__ void for_each_sample(const SampleNormalParams& p, const Groups& groups, long long group, Visit&& visit) {
-  long long n = group * 4 * groups.copies - p.start;
+__device__ void for_each_sample(const SampleNormalParams& p, long long group, Visit&& visit) {
+  const int copies = p.antithetic ? 2 : 1;
+  long long n = group * 4 * copies - p.start;
   asm volatile("" : "+l"(n));  // or loops would carry the addresses of these rare samples along
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    for (int copy = 0; copy < groups.copies; ++copy, ++n) {
+    for (int copy = 0; copy < copies; ++copy, ++n) {
       if (0 <= n && n < p.num_samples) visit(i, copy != 0, n);
     }
   }

@@ -10,40 +10,48 @@ struct Words {
   unsigned at[4];
 };
 
-struct PhiloxKey {
+// key(i) is word i of the key schedule: two words a round.
+template <class Key>
+__device__ Words philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, const Key& key) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long first = 0xD2511F53ull * c0, second = 0xCD9E8D57ull * c2;
+    c0 = static_cast<unsigned>(second >> 32) ^ c1 ^ key(2 * round);
+    c1 = static_cast<unsigned>(second);
+    c2 = static_cast<unsigned>(first >> 32) ^ c3 ^ key(2 * round + 1);
+    c3 = static_cast<unsigned>(first);
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// The schedule from a seed on the device.
+struct SeedKey {
   unsigned low, high;
 
-  __device__ Words operator()(unsigned c0, unsigned c1, unsigned c2, unsigned c3) const {
-    unsigned k0 = low, k1 = high;
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-      const unsigned long long first = 0xD2511F53ull * c0, second = 0xCD9E8D57ull * c2;
-      c0 = static_cast<unsigned>(second >> 32) ^ c1 ^ k0;
-      c1 = static_cast<unsigned>(second);
-      c2 = static_cast<unsigned>(first >> 32) ^ c3 ^ k1;
-      c3 = static_cast<unsigned>(first);
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
-    }
-    return {{c0, c1, c2, c3}};
-  }
+  __device__ unsigned operator()(int i) const { return i % 2 ? high + i / 2 * 0xBB67AE85u : low + i / 2 * 0x9E3779B9u; }
+};
+
+// The schedule as the host made it, among the kernel's parameters, where instructions take it from at no cost.
+struct HostKey {
+  const unsigned* words;
+
+  __device__ unsigned operator()(int i) const { return words[i]; }
 };
 
 // Random numbers by group (four samples) and column. Every operation is exact or rounded as IEEE 754 says, so that each GPU
 // gives the same bits; the compiler must not contract what is not written as fma.
+template <class Key>
 struct Noise {
-  PhiloxKey key;
-  unsigned stream, top;
+  Key key;
+  unsigned stream, stream_high;
 
-  __device__ Noise(unsigned long long seed, unsigned long long stream)
-      : key{static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32)},
-        stream(static_cast<unsigned>(stream)),
-        top(0x80000000u | static_cast<unsigned>(stream >> 32 & 0xfff) << 18) {}
-
+  // What is above the lower 32 bits of the counter.
+  __device__ unsigned top(unsigned long long group, unsigned long long column) const {
+    return stream_high | static_cast<unsigned>(column >> 32) << 10 | static_cast<unsigned>(group >> 32);
+  }
   template <int kPart>
-  __device__ Words words(unsigned long long group, unsigned long long column) const {
-    const unsigned high = static_cast<unsigned>(column >> 32) << 10 | static_cast<unsigned>(group >> 32);
-    return key(static_cast<unsigned>(group), static_cast<unsigned>(column), stream, top | kPart << 30 | high);
+  __device__ Words words(unsigned group, unsigned column, unsigned top) const {
+    return philox(group, column, stream, top | kPart << 30, key);
   }
 };
 
@@ -58,21 +66,27 @@ __device__ inline float sqrt_in_range(float v) {
   return fmaf(fmaf(-root, root, v), __fmul_rn(0.5f, r), root);
 }
 
+// The polynomial of the coefficients, the constant one first.
+template <class... Coefficients>
+__device__ float polynomial(float t, float constant, Coefficients... others) {
+  if constexpr (sizeof...(others) == 0) {
+    return constant;
+  } else {
+    return fmaf(polynomial(t, others...), t, constant);
+  }
+}
+
 // The radius sqrt(-2 ln u), u being the 24 leading bits of (word + 1/2) / 2^32: exponent and mantissa of the float apart, and
-// a polynomial for -2 ln(1 - t / 2) / t, within 3e-8.
-__device__ inline float radius_of(unsigned word) {
+// a polynomial for -2 ln(1 - t / 2) / t, within 2e-7; with kShort, for samples of eight bits, within 7e-6.
+template <bool kShort>
+__device__ float radius_of(unsigned word) {
   const int bits = __float_as_int(__fadd_rz(__uint2float_rz(word), 0.5f));
   const float halvings = __fsub_rn(8388608.0f + 158, __int_as_float(__funnelshift_r(bits, 0x4b000000 >> 9, 23)));
   const float t = __fsub_rn(2.0f, __int_as_float((bits & 0x7fffff) | in_register(0x3f800000)));
-  float p = 0.005524341017007828f;
-  p = fmaf(p, t, -0.012804174795746803f);
-  p = fmaf(p, t, 0.018877482041716576f);
-  p = fmaf(p, t, -0.005647038575261831f);
-  p = fmaf(p, t, 0.016476834192872047f);
-  p = fmaf(p, t, 0.030461382120847702f);
-  p = fmaf(p, t, 0.08340788632631302f);
-  p = fmaf(p, t, 0.24999761581420898f);
-  p = fmaf(p, t, 1.0f);
+  const float p = kShort ? polynomial(t, 0.9999935030937195f, 0.2504478394985199f, 0.07841774821281433f, 0.05041886866092682f,
+                                      -0.019440466538071632f, 0.026447860524058342f)
+                         : polynomial(t, 1.0f, 0.2500123083591461f, 0.08303225785493851f, 0.0337081104516983f,
+                                      0.0031759124249219894f, 0.023488663136959076f, -0.016190478578209877f, 0.009067370556294918f);
   return sqrt_in_range(fmaf(halvings, 1.3862943611198906f, __fmul_rn(t, p)));
 }
 
@@ -82,12 +96,15 @@ struct Pair {
 };
 
 // A point of the unit circle: an angle within an eighth of a turn of 0, mirrored and swapped by two more bits. The
-// polynomials are cos and sin of pi/4 sqrt(t), the latter over sqrt(t), within 4e-8.
-__device__ inline Pair<float> circle_of(unsigned word) {
+// polynomials are cos and sin of pi/4 sqrt(t), the latter over sqrt(t), within 4e-8; with kShort, 2e-5.
+template <bool kShort>
+__device__ Pair<float> circle_of(unsigned word) {
   const float a = __fsub_rn(__int_as_float((word & 0x7ffffe) | in_register(0x40000001)), 3.0f), t = __fmul_rn(a, a);
   const float sine = __fmul_rn(
-      a, fmaf(fmaf(fmaf(-3.6609148082789034e-05f, t, 0.0024910164065659046f), t, -0.08074583113193512f), t, 0.7853981852531433f));
-  const float cosine = fmaf(fmaf(fmaf(-0.0003189770213793963f, t, 0.01585014909505844f), t, -0.3084244132041931f), t, 1.0f);
+      a, kShort ? polynomial(t, 0.7853969931602478f, -0.0807248055934906f, 0.002435660921037197f)
+                : polynomial(t, 0.7853981852531433f, -0.08074583113193512f, 0.0024910164065659046f, -3.6609148082789034e-05f));
+  const float cosine = kShort ? polynomial(t, 0.9999881982803345f, -0.3082309365272522f, 0.015357828699052334f)
+                              : polynomial(t, 1.0f, -0.3084244132041931f, 0.01585014909505844f, -0.0003189770213793963f);
   const float mirrored = __int_as_float(__float_as_int(cosine) ^ (word & 0x80000000));
   Pair<float> point;  // as the compiler would not write it: one test, two choices
   asm("{\n\t.reg .pred p;\n\t.reg .b32 bit;\n\t"
@@ -111,25 +128,25 @@ __device__ inline Pair<double> circle_of(unsigned word, unsigned more) {
   return {swapped ? sine : mirrored, swapped ? mirrored : sine};
 }
 
-// The normals of a group's four samples.
-template <class Acc>
-__device__ Pack<Acc, 4> normals_of(const Noise& noise, unsigned long long group, unsigned long long column) {
+// The normals of a group's four samples, as exact as samples of T need them.
+template <class T, class Key>
+__device__ Pack<Accumulator<T>, 4> normals_of(const Noise<Key>& noise, unsigned group, unsigned column, unsigned top) {
+  using Acc = Accumulator<T>;
+  constexpr bool kShort = kSame<T, __nv_bfloat16>;
   Pack<Acc, 4> z;
-  const Words w = noise.words<0>(group, column);
-  if constexpr (kSame<Acc, double>) {
-    const Words more = noise.words<1>(group, column);
+  const Words w = noise.template words<0>(group, column, top);
+  Words more{};
+  if constexpr (kSame<Acc, double>) more = noise.template words<1>(group, column, top);
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
+  for (int i = 0; i < 4; i += 2) {
+    if constexpr (kSame<Acc, double>) {
       const double radius = radius_of(w.at[i], more.at[i]);
       const Pair<double> point = circle_of(w.at[i + 1], more.at[i + 1]);
       z.at[i] = __dmul_rn(radius, point.first);
       z.at[i + 1] = __dmul_rn(radius, point.second);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const float radius = radius_of(w.at[i]);
-      const Pair<float> point = circle_of(w.at[i + 1]);
+    } else {
+      const float radius = radius_of<kShort>(w.at[i]);
+      const Pair<float> point = circle_of<kShort>(w.at[i + 1]);
       z.at[i] = __fmul_rn(radius, point.first);
       z.at[i + 1] = __fmul_rn(radius, point.second);
     }

@@ -102,6 +102,17 @@ class ContextGuard {
   bool pushed_;
 };
 
+// While a stream captures a graph, loading code and allocating memory are legal only in this mode.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { driver().ThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { driver().ThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_ = 2;
+};
+
 struct DeviceProperties {
   int capability;  // 90 is compute capability 9.0
   int multiprocessors;

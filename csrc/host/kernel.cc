@@ -17,16 +17,6 @@ struct Loaded {
   CUmodule module = nullptr;
 };
 
-// Loading is legal while a stream captures a graph only in the relaxed mode.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { driver().ThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { driver().ThreadExchangeStreamCaptureMode(&mode_); }
-
- private:
-  int mode_ = 2;
-};
-
 Loaded load_image(const std::string& op, int device) {
   const Driver& d = driver();
   const std::vector<char> code = choose_image(op, properties(device).capability).decompress();

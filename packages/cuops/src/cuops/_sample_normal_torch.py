@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import reference
+from . import _backend, reference
 from ._noise import Draw
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 library = torch.library.Library("cuops", "FRAGMENT")
 DRAW = (
@@ -48,6 +53,46 @@ def _bwd_plain(grad, mu, sigma, low, high, *rest):  # type: ignore[no-untyped-de
     return tuple(mu.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
+def _readable(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A parameter as the library takes it: contiguous, or one element where all are one; in `dtype`."""
+    if a is None:
+        return a
+    if a.numel() > 1 and not any(stride for size, stride in zip(a.shape, a.stride(), strict=True) if size > 1):
+        a = a.as_strided((1,), (1,))
+    return a.to(dtype).contiguous()
+
+
+def _fwd_cuda(mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic, dtype):  # type: ignore[no-untyped-def]
+    x = mu.new_empty(sizes_of(mu.shape, num, sample_dim), dtype=dtype)
+    _draw_into(x, mu, sigma, low, high, state, 0, seed, stream, start, sample_dim, shared, antithetic)
+    return x
+
+
+def _draw_into(x, mu, sigma, low, high, *draw):  # type: ignore[no-untyped-def]
+    """Draws into a contiguous x."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mu, sigma = (_readable(a, x.dtype if a.dtype == x.dtype else wide) for a in (mu, sigma))
+    low, high = (_readable(a, x.dtype) for a in (low, high))
+    _backend.library().sample_normal_fwd(x, mu, sigma, 0.0, low, high, *draw)
+
+
+def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic):  # type: ignore[no-untyped-def]
+    lib = _backend.library()
+    grad = grad.contiguous()
+    chunks = lib.sample_normal_bwd_chunks(grad, start, sample_dim, antithetic) if low is None and grad.numel() else 0
+    if chunks == 0:
+        return _bwd_plain(
+            grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic
+        )  # fmt: skip
+    sums = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    partial = grad.new_empty((chunks, 2, mu.numel()), dtype=sums)
+    lib.sample_normal_bwd(partial, grad, state, seed, stream, start, sample_dim, shared, antithetic)
+    dmu, dsigma = partial.sum(0).reshape(2, *mu.shape)
+    return dmu.to(mu.dtype, copy=True), dsigma.to(sigma.dtype, copy=True), mu.new_empty(0), mu.new_empty(0)
+
+
+library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
+library.impl("sample_normal_bwd", _bwd_cuda, "CUDA")
 library.impl("sample_normal_fwd", _fwd_plain, "CPU")
 library.impl("sample_normal_bwd", _bwd_plain, "CPU")
 
@@ -86,6 +131,8 @@ def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, through its formula."""
     *given, state = ctx.saved_tensors
+    if given[3] is not None:
+        raise NotImplementedError("second derivatives of truncated samples are not there")
     tensors = [None if t is None else t.detach().requires_grad_() for t in given]
     constants = ctx.seed, ctx.stream, ctx.num, ctx.start, ctx.dim, ctx.shared, ctx.antithetic
     with torch.enable_grad():
@@ -107,6 +154,15 @@ def host_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)  # a build for the CPU has none
+_advance = threading.Lock()  # a generator's offset is read and written in two steps
+
+
+def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index] if generator is None else generator
+
+
 def _random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tensor | None, int, int]:
     """(state, seed, stream) as operators take them; a generator is advanced."""
     if isinstance(seed, Tensor):
@@ -122,9 +178,20 @@ def _random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tens
     if generator is not None:
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
-        if generator.device.type != device.type:
+        if generator.device != device:
             raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
+    if device.type == "cuda" and not torch.compiler.is_compiling() and not _is_capturing():
+        with _advance:
+            taken = _cuda_generator(generator, device)
+            offset = taken.get_offset()
+            taken.set_offset(offset + 4)
+        return None, _signed(taken.initial_seed()), offset // 4
+    # The graph draws a seed on the device, each time that it runs.
     return torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=generator, device=device), 0, 0
+
+
+def _signed(seed: int) -> int:
+    return seed - (1 << 64) if seed >> 63 else seed
 
 
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
@@ -147,7 +214,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     truncated = low is not None or high is not None
     if truncated:
         low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
-    if (validate or not mu.is_cuda) and not torch.compiler.is_compiling():
+    if (validate or not mu.is_cuda) and not torch.compiler.is_compiling() and not _is_transformed():
         _check_values(sigma, low, high)
     if out is not None:
         from .sample_normal import check_out
@@ -155,12 +222,18 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
         check_out(out, sizes, dtype, mu)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
             raise ValueError("out: expected no argument that requires a gradient")
-    parameters = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     if 0 in sizes:
         return mu.new_empty(sizes, dtype=dtype) if out is None else out
-    state, seed, stream = _random_state(mu.device, generator, seed)
+    parameters = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
-    x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
+    state, seed, stream = _random_state(mu.device, generator, seed)
+    if out is not None and out.is_cuda and out.is_contiguous():
+        _draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
+        return out
+    if _is_transformed():
+        x = reference.sample_normal_formula(*parameters, draw_of(state, seed, stream, *layout), dtype)
+    else:
+        x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
     return x if out is None else out.copy_(x)
 
 
@@ -169,3 +242,82 @@ def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> Non
         raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
     if low is not None and high is not None and not bool((low < high).all()):
         raise ValueError("low: expected less than high everywhere")
+
+
+_is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+_is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is at work."""
+    return not _is_compiling() and (_peek() is not None or forward_ad._current_level >= 0)
+
+
+@functools.cache
+def _library_fwd() -> Any:
+    return _backend.library().sample_normal_fwd
+
+
+# Written for speed: this much of a call is cuops' own.
+def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, seed, start):  # type: ignore[no-untyped-def]
+    """The samples by the shortest way, without PyTorch's dispatcher, or None where a call needs more than that."""
+    if (
+        type(mu) not in PLAIN
+        or _is_compiling()
+        or not mu.is_cuda
+        or type(num_samples) is not int
+        or num_samples <= 0
+        or type(start) is not int
+        or not 0 <= start < 1 << 43
+        or (sample_dim != 0 and sample_dim != -1)
+        or _modes()
+        or _peek() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    shape, value = mu.shape, 0.0
+    if type(sigma) in PLAIN:
+        if sigma.shape != shape or (_is_grad_enabled() and (mu.requires_grad or sigma.requires_grad)):
+            return None
+    elif type(sigma) is float and 0 <= sigma < math.inf and not (_is_grad_enabled() and mu.requires_grad):
+        sigma, value = None, sigma
+    else:
+        return None
+    if not shape or 0 in shape:
+        return None
+    replays, state = 0, None
+    if type(seed) is Tensor and generator is None:
+        state, seed = seed, 0
+    elif seed is not None:
+        if generator is not None or type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
+            return None
+    elif _is_capturing():
+        if generator is not None:
+            return None
+        device = mu.device.index
+        seed, replays = host_seed(None), _backend.library().sample_normal_replays(device)
+    elif generator is not None and (type(generator) is not torch.Generator or generator.device != mu.device):
+        return None
+    if sample_dim == 0:
+        x = mu.new_empty((num_samples, *shape) if len(shape) == 1 else (*shape[:-1], num_samples, shape[-1]))
+    else:
+        x = mu.new_empty((*shape, num_samples))
+    if seed is not None:
+        _library_fwd()(x, mu, sigma, value, None, None, state, replays, seed, 0, start, sample_dim, shared, antithetic)
+        return x
+    taken = _default_generators()[mu.get_device()] if generator is None else generator
+    with _advance:
+        offset, seed = taken.get_offset(), taken.initial_seed()
+        if seed >> 63:
+            seed -= 1 << 64
+        _library_fwd()(
+            x, mu, sigma, value, None, None, None, 0, seed, offset >> 2, start, sample_dim, shared, antithetic
+        )  # fmt: skip
+        taken.set_offset(offset + 4)
+    return x
+
+
+@functools.cache
+def _default_generators() -> Any:
+    torch.cuda.init()
+    return torch.cuda.default_generators

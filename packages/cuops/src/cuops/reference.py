@@ -167,8 +167,7 @@ def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precis
     import numpy as np
     import torch
 
-    if device.type == "cpu":
-        draw = draw._replace(seed=int(draw.seed), stream=int(draw.stream))
+    if device.type == "cpu" and isinstance(draw.seed, int):
         return torch.from_numpy(_noise.noise(np, draw, np.arange(columns.start, columns.stop), precise, uniform))
     numbers = torch.arange(columns.start, columns.stop, device=device)
     return _noise.noise(torch, draw, numbers, precise, uniform)
@@ -230,6 +229,30 @@ def sample_normal_torch(
 def laid_out(samples: torch.Tensor, draw: _noise.Draw) -> torch.Tensor:
     """Samples along the first dimension, moved to where the draw wants them."""
     return samples.movedim(0, -2 if draw.sample_dim == 0 else -1).contiguous()
+
+
+def sample_normal_formula(
+    mu: torch.Tensor,
+    sigma: torch.Tensor,
+    low: torch.Tensor | None,
+    high: torch.Tensor | None,
+    draw: _noise.Draw,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The same, out of place and differentiable once, for transforms."""
+    import torch
+
+    given = [a.double() for a in (mu, sigma, low, high) if a is not None]
+    noise = _noise_torch(draw, slice(0, mu.numel()), mu.device, dtype == torch.float64, low is not None)
+    noise = noise.reshape(-1, *(mu.shape if noise.shape[1] == mu.numel() else [1] * mu.ndim))
+    if low is None:
+        x = given[0] + given[1] * noise
+    else:
+        fixed = [a.detach() for a in given]
+        x = _truncation.truncated(torch, fixed, noise)
+        for slope, a, f in zip(_truncation.slopes(torch, fixed, noise, x), given, fixed, strict=True):
+            x = x + slope * torch.where(f.isfinite(), a - f, 0)
+    return laid_out(x, draw).to(dtype)
 
 
 def sample_normal_torch_backward(

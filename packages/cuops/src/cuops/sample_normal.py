@@ -6,7 +6,7 @@ import math
 import numbers
 from typing import Any
 
-from . import _arguments, reference
+from . import _arguments, _backend, _dlpack, errors, reference
 from ._noise import MOST_COLUMNS, MOST_SAMPLES, Draw
 from ._torch import torch
 
@@ -75,6 +75,17 @@ def sample_normal(
     https://doi.org/10.1214/aoms/1177706645; Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011),
     https://doi.org/10.1145/2063384.2063405.
     """
+    if low is None and high is None and dtype is None and out is None and not validate and torch is not None:
+        try:
+            x = _sample_normal_torch.direct(
+                mu, sigma, num_samples, sample_dim, shared_noise, antithetic, generator, seed, start
+            )
+            if x is not None:
+                return x
+        except errors.CuopsError:
+            raise
+        except (TypeError, ValueError, RuntimeError, BufferError):
+            pass  # the library refuses an argument, which below is converted or gets its error
     _arguments.array("mu", mu)
     given = {"mu": mu, "sigma": sigma, "low": low, "high": high}
     for name, value in given.items():
@@ -97,7 +108,11 @@ def sample_normal(
     draw = Draw(0, 0, int(num_samples), int(start), int(sample_dim), bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):
         return _sample_normal_torch.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)
-    return _sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out)
+    if seed is None and 0 not in sizes:
+        seed = _numpy_seed(generator)
+    draw = draw._replace(seed=0 if seed is None else check_seed(seed))
+    sample = _sample_numpy if _arguments.is_ndarray(mu) else _sample_dlpack
+    return sample(given, shape, sizes, draw, dtype, out)
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -121,7 +136,7 @@ def _check_draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> 
         raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
 
 
-def _sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # type: ignore[no-untyped-def]
+def _sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]
     import numpy as np
 
     mu, sigma = (np.broadcast_to(given[name], shape) for name in ("mu", "sigma"))
@@ -131,6 +146,7 @@ def _sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # ty
     if low is not None or high is not None:
         low = np.broadcast_to(-np.inf, shape) if low is None else low
         high = np.broadcast_to(np.inf, shape) if high is None else high
+        low, high = _inwards(low, dtype, np.inf), _inwards(high, dtype, -np.inf)
         _check_bounds(bool((low < high).all()))
     if out is None:
         out = np.empty(sizes, dtype)
@@ -138,9 +154,49 @@ def _sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # ty
         check_out(out, sizes, dtype, mu)
     if 0 in sizes:
         return out
-    draw = draw._replace(seed=_numpy_seed(generator) if seed is None else check_seed(seed))
+    device = _backend.gpu_for_host_arrays()
+    if device is not None and out.flags.c_contiguous and _arguments.dtype_name(out.dtype) != "bfloat16":
+        wide = _arguments.accumulator(out.dtype.name)
+        whole = [np.ascontiguousarray(a, a.dtype if a.dtype == out.dtype else wide) for a in (mu, sigma)]
+        bounds = [None if a is None else np.ascontiguousarray(a) for a in (low, high)]
+        layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic, device
+        _backend.library().sample_normal_fwd_host(out, *whole, *bounds, draw.seed, *layout)
+        return out
     reference.sample_normal_numpy(mu, sigma, low, high, draw, out)
     return out
+
+
+def _inwards(bound: Any, dtype: Any, towards: float) -> Any:
+    """A bound in the result's dtype, rounded to where it still holds."""
+    import numpy as np
+
+    rounded = bound.astype(dtype)
+    outside = rounded < bound if towards > 0 else rounded > bound
+    return np.where(outside, np.nextafter(rounded, np.asarray(towards, dtype)), rounded)
+
+
+def _sample_dlpack(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]
+    mu, sigma, low, high = given.values()
+    if not _dlpack.on_cuda(mu):
+        raise TypeError("mu: expected an array on a CUDA device")
+    if out is not None:
+        raise TypeError("out: expected None for arrays of this library, whose results are new")
+    xp, name = _dlpack.namespace(mu), _arguments.dtype_name(dtype)
+    wide = _arguments.accumulator(name)
+
+    def view(value: Any, as_dtype: Any) -> Any:
+        spread = hasattr(value, "shape") and value.size > 1
+        array = xp.broadcast_to(value, shape) if spread else xp.full(1, value, as_dtype)
+        return _dlpack.view(array.astype(as_dtype).copy())
+
+    views = [view(a, dtype if getattr(a, "dtype", wide) == dtype else wide) for a in (mu, sigma)]
+    bounds = [None, None]
+    if low is not None or high is not None:
+        bounds = [view(-math.inf if low is None else low, dtype), view(math.inf if high is None else high, dtype)]
+    x = _dlpack.empty(sizes, name, mu)
+    layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
+    _backend.library().sample_normal_fwd(x, *views, 0.0, *bounds, None, 0, draw.seed, 0, *layout)
+    return _dlpack.give_back(x, mu)
 
 
 def check_out(out: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:

@@ -1,0 +1,118 @@
+"""What cuops.sample_normal refuses, by name, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import math
+
+import cuops
+import numpy as np
+import pytest
+import torch
+from test_sample_normal import gpu, parameters
+
+
+def bad_calls(mu, sigma, other):
+    """(arguments, options, error, the message's start)"""
+    three = mu[:3]
+    return [
+        ((mu, sigma, -1), {}, ValueError, "num_samples: "),
+        ((mu, sigma, 2.5), {}, TypeError, "num_samples: "),
+        ((mu, sigma, True), {}, TypeError, "num_samples: "),
+        ((mu, sigma, 5), {"start": -1}, ValueError, "start: "),
+        ((mu, sigma, 5), {"start": 2**60}, ValueError, "start: "),
+        ((mu, sigma, 5), {"sample_dim": 1}, ValueError, "sample_dim: "),
+        ((mu, three, 5), {}, ValueError, "sigma: "),
+        ((mu, sigma, 5), {"low": three}, ValueError, "low: "),
+        ((mu, other, 5), {}, TypeError, "sigma: "),
+        ((mu, "one", 5), {}, TypeError, "sigma: "),
+        ((mu, None, 5), {}, TypeError, "sigma: "),
+        ((0.0, sigma, 5), {}, TypeError, "mu: "),
+        ((mu[0], sigma[0], 5), {}, (TypeError, ValueError), "mu: "),
+        ((mu, -1.0, 5), {}, ValueError, "sigma: "),
+        ((mu, math.nan, 5), {}, ValueError, "sigma: "),
+        ((mu, sigma, 5), {"low": 1.0, "high": 1.0}, ValueError, "low: "),
+        ((mu, sigma, 5), {"low": 2.0, "high": 1.0}, ValueError, "low: "),
+        ((mu, sigma, 5), {"low": math.nan}, ValueError, "low: "),
+        ((mu, sigma, 5), {"seed": 1.5}, TypeError, "seed: "),
+        ((mu, sigma, 5), {"seed": 2**64}, ValueError, "seed: "),
+        ((mu, sigma, 5), {"generator": 7}, TypeError, "generator: "),
+        ((mu, sigma, 5), {"dtype": "complex64"}, TypeError, "dtype: "),
+        ((mu, sigma, 5), {"out": mu}, ValueError, "out: "),
+    ]
+
+
+def assert_refused(calls):
+    for arguments, options, error, message in calls:
+        with pytest.raises(error, match=f"^{message}"):
+            cuops.sample_normal(*arguments, **options)
+
+
+def test_bad_arguments_are_refused_by_name_and_change_nothing(device):
+    mu, sigma = parameters((4,), device=device)
+    torch.manual_seed(2)
+    expected = torch.randn(3, device=device)
+    torch.manual_seed(2)
+    assert_refused(bad_calls(mu, sigma, sigma.cpu().numpy()))
+    generator = torch.Generator(device)
+    with pytest.raises(ValueError, match="^seed: expected either a seed or a generator"):
+        cuops.sample_normal(mu, sigma, 5, seed=1, generator=generator)
+    assert torch.equal(torch.randn(3, device=device), expected)
+
+
+def test_bad_arguments_are_refused_by_name_with_numpy():
+    mu, sigma = (a.numpy() for a in parameters((4,)))
+    assert_refused(bad_calls(mu, sigma, torch.from_numpy(sigma)))
+    for bad in (np.array([1, 1, -1, 1], np.float32), np.array([1, 1, np.nan, 1], np.float32)):
+        with pytest.raises(ValueError, match="^sigma: "):
+            cuops.sample_normal(mu, bad, 5)
+    with pytest.raises(ValueError, match="^low: "):
+        cuops.sample_normal(mu, sigma, 5, low=np.zeros(4, np.float32), high=np.array([1, 1, 0, 1], np.float32))
+    locked = np.empty((5, 4), np.float32)
+    locked.flags.writeable = False
+    with pytest.raises(ValueError, match="^out: "):
+        cuops.sample_normal(mu, sigma, 5, out=locked)
+
+
+@pytest.mark.parametrize("value", [-1.0, -math.inf, math.nan])
+def test_a_bad_sigma_is_an_error_on_the_cpu_and_on_cuda_where_it_is_asked_for(value, device):
+    mu, sigma = parameters((6,), device=device)
+    sigma[2] = value
+    with pytest.raises(ValueError, match="^sigma: "):
+        cuops.sample_normal(mu, sigma, 5, validate=True)
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match="^sigma: "):
+            cuops.sample_normal(mu, sigma, 5)
+    else:
+        for options in ({}, {"sample_dim": -1}, {"low": -1.0}):
+            x = cuops.sample_normal(mu, sigma, 5, **options)
+            x = x if options.get("sample_dim") is None else x.T
+            assert x[:, 2].isnan().all()
+            assert x[:, [0, 1, 3, 4, 5]].isfinite().all()
+
+
+def test_bounds_in_the_wrong_order_are_an_error_on_the_cpu_and_on_cuda_where_it_is_asked_for(device):
+    mu, sigma = parameters((3,), device=device)
+    low, high = torch.zeros(3, device=device), torch.tensor([1.0, 0.0, 1.0], device=device)
+    with pytest.raises(ValueError, match="^low: "):
+        cuops.sample_normal(mu, sigma, 5, low=low, high=high, validate=True)
+    if device.type == "cuda":
+        x = cuops.sample_normal(mu, sigma, 5, low=low, high=high)
+        assert x[:, 1].isnan().all()
+        assert ((x[:, 0] >= 0) & (x[:, 0] <= 1)).all()
+
+
+def test_out_and_gradients_do_not_go_together(device):
+    mu, sigma = parameters((3,), device=device)
+    with pytest.raises(ValueError, match="^out: "):
+        cuops.sample_normal(mu.requires_grad_(), sigma, 5, out=torch.empty(5, 3, device=device))
+
+
+@gpu
+def test_seeds_and_generators_are_of_mus_device():
+    mu, sigma = parameters(device="cuda")
+    with pytest.raises(ValueError, match="^seed: "):
+        cuops.sample_normal(mu, sigma, 5, seed=torch.tensor(1))
+    with pytest.raises(ValueError, match="^seed: "):
+        cuops.sample_normal(mu, sigma, 5, seed=torch.zeros(3, dtype=torch.int64, device="cuda"))
+    with pytest.raises(ValueError, match="^generator: "):
+        cuops.sample_normal(mu, sigma, 5, generator=torch.Generator())

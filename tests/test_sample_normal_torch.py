@@ -1,0 +1,265 @@
+"""Normal samples in PyTorch: gradients, compilation, CUDA graphs, streams, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import cuops
+import numpy as np
+import pytest
+import torch
+from cuops import reference
+from cuops._noise import Draw
+from test_sample_normal import DTYPES, gpu, parameters
+
+
+def leaves(*tensors):
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+@pytest.mark.parametrize(
+    ("sample_dim", "shared", "antithetic", "bounded"), list(itertools.product([0, -1], *[[False, True]] * 3))
+)
+def test_gradients_agree_with_finite_differences(sample_dim, shared, antithetic, bounded, device):
+    mu, sigma = leaves(*parameters((2, 5), torch.float64, device))
+    bounds = leaves(mu - 0.7, mu + 1.1) if bounded else []
+
+    def draw(mu, sigma, low=None, high=None):
+        options = {"sample_dim": sample_dim, "shared_noise": shared, "antithetic": antithetic, "start": 3}
+        return cuops.sample_normal(mu, sigma, 7, low=low, high=high, seed=1, **options)
+
+    assert torch.autograd.gradcheck(draw, (mu, sigma, *bounds), fast_mode=True)
+    if not bounded:
+        assert torch.autograd.gradgradcheck(lambda *a: draw(*a).square(), (mu, sigma), fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample_dim", [0, -1])
+@pytest.mark.parametrize(("shape", "n"), [((5,), 1000), ((3, 33), 70), ((2048,), 4097), ((1,), 5)])
+def test_gradients_are_sums_over_the_samples(shape, n, sample_dim, dtype, device):
+    mu, sigma = leaves(*parameters(shape, dtype, device))
+    x = cuops.sample_normal(mu, sigma, n, seed=2, sample_dim=sample_dim, start=5)
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(x)
+    dmu, dsigma = torch.autograd.grad(x, (mu, sigma), grad)
+    exact = reference.sample_normal_torch_backward(
+        grad.cpu().double() if dtype != torch.float64 else grad.cpu(),
+        mu.cpu().double(), sigma.cpu().double(), None, None, Draw(2, 0, n, 5, sample_dim),
+    )  # fmt: skip
+    # One rounding to the dtype, and n in the sums' own; float32's noise is off by 1e-4 where its radius is small.
+    terms = n**0.5 * (torch.finfo(dtype).eps + n**0.5 * 1e-6 * (dtype != torch.float64))
+    assert (dmu.cpu() - exact[0]).abs().max() <= 4 * terms
+    assert (dsigma.cpu() - exact[1]).abs().max() <= 4 * terms
+    assert torch.equal(
+        dmu, torch.autograd.grad(cuops.sample_normal(mu, sigma, n, seed=2, sample_dim=sample_dim, start=5), mu, grad)[0]
+    )
+
+
+def test_gradients_go_to_what_was_broadcast(device):
+    mu, _ = leaves(*parameters((3, 5), torch.float64, device))
+    scale = torch.ones(5, dtype=torch.float64, device=device, requires_grad=True)
+    x = cuops.sample_normal(mu, scale, 11, seed=1)
+    x.sum().backward()
+    assert torch.allclose(mu.grad, torch.full_like(mu, 11))
+    assert torch.allclose(scale.grad, (x - mu[:, None]).sum((0, 1)))
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_opcheck(bounded, device):
+    mu, sigma = leaves(*parameters((2, 6), torch.float32, device))
+    low, high = (mu.detach() - 1, mu.detach() + 1) if bounded else (None, None)
+    state = torch.tensor([4], device=device)
+    for state_or_none, sample_dim in ((None, 0), (state, -1)):
+        arguments = mu, sigma, low, high, state_or_none, 1, 0, 9, 2, sample_dim, False, False
+        torch.library.opcheck(torch.ops.cuops.sample_normal_fwd, (*arguments, torch.float32))
+        grad = torch.randn((2, 9, 6) if sample_dim == 0 else (2, 6, 9), device=device, requires_grad=True)
+        if bounded:  # its derivative ends here
+            arguments = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
+            grad.requires_grad_(False)
+        torch.library.opcheck(torch.ops.cuops.sample_normal_bwd, (grad, *arguments))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_compiles_into_one_graph(seed, device):
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def step(mu, sigma):
+        x = cuops.sample_normal(mu, sigma, 9, seed=seed)
+        return (x.square().mean(0) * 2).sum(), x
+
+    mu, sigma = leaves(*parameters(device=device))
+    torch.manual_seed(1)
+    loss, first = step(mu, sigma)
+    loss.backward()
+    assert torch.allclose(mu.grad, 4 * first.mean(0), rtol=1e-4, atol=1e-5)
+    second = step(mu, sigma)[1]
+    torch.manual_seed(1)
+    assert torch.equal(step(mu, sigma)[1], first)
+    assert torch.equal(first, second) == (seed is not None)
+    if seed is not None:
+        assert torch.equal(first, cuops.sample_normal(mu, sigma, 9, seed=seed))
+
+
+def test_transforms_go_through_the_formula(device):
+    mu, sigma = parameters((4, 5), torch.float64, device)
+    plain = cuops.sample_normal(mu[2], sigma[2], 7, seed=1)
+    mapped = torch.func.vmap(lambda m, s: cuops.sample_normal(m, s, 7, seed=1))(mu, sigma)
+    assert torch.allclose(mapped[2], plain)
+    derivative = torch.func.jacrev(lambda s: cuops.sample_normal(mu[2], s, 7, seed=1).sum(0))(sigma[2])
+    assert torch.allclose(derivative.diagonal(), ((plain - mu[2]) / sigma[2]).sum(0))
+
+
+@gpu
+@pytest.mark.parametrize("with_generator", [False, True])
+def test_every_replay_of_a_graph_draws_fresh_numbers(with_generator):
+    mu, sigma = parameters((300,), device="cuda")
+    options = {"generator": torch.cuda.default_generators[0]} if with_generator else {}
+    graph = torch.cuda.CUDAGraph()
+    torch.manual_seed(5)
+    with torch.cuda.graph(graph):
+        first, second = (cuops.sample_normal(mu, sigma, 1000, **options) for _ in range(2))
+    drawn = []
+    for _ in range(4):
+        graph.replay()
+        drawn += [first.clone(), second.clone()]
+    for a, b in itertools.combinations(drawn, 2):
+        assert not (a == b).any()
+    z = torch.stack(drawn).sub(mu).div(sigma)
+    assert abs(z.mean()) < 6 / z.numel() ** 0.5
+    assert abs(z.square().mean() - 1) < 6 * (2 / z.numel()) ** 0.5
+    if with_generator:
+        torch.manual_seed(5)
+        graph.replay()
+        assert torch.equal(first, drawn[0])
+
+
+@gpu
+def test_the_seed_before_a_capture_reproduces_its_replays():
+    mu, sigma = parameters((64,), device="cuda")
+
+    def replays():
+        graph = torch.cuda.CUDAGraph()
+        torch.manual_seed(8)
+        with torch.cuda.graph(graph):
+            x = cuops.sample_normal(mu, sigma, 100)
+        drawn = []
+        for _ in range(3):
+            graph.replay()
+            drawn.append(x.clone())
+        return torch.stack(drawn)
+
+    assert torch.equal(replays(), replays())
+
+
+@gpu
+def test_a_graph_of_forward_and_backward_uses_one_noise():
+    mu, sigma = leaves(*parameters((40,), device="cuda"))
+
+    def step():
+        x = cuops.sample_normal(mu, sigma, 50)
+        return x, torch.autograd.grad(x.sum(), sigma)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        x, dsigma = step()
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = ((x - mu) / sigma).sum(0)
+        assert torch.allclose(dsigma, expected, rtol=1e-3, atol=1e-3)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bounds", [{}, {"low": -0.5, "high": 2.0}, {"low": 6.0}, {"high": -20.0}], ids=str)
+@pytest.mark.parametrize("sample_dim", [0, -1])
+def test_the_cpu_reproduces_the_gpu(sample_dim, bounds, dtype):
+    mu, sigma = torch.zeros(501, dtype=dtype), torch.ones(501, dtype=dtype)
+    on_cpu, on_gpu = (
+        cuops.sample_normal(a, b, 200, seed=6, sample_dim=sample_dim, **bounds).cpu().double()
+        for a, b in ((mu, sigma), (mu.cuda(), sigma.cuda()))
+    )
+    eps = torch.finfo(dtype).eps
+    # Units in the last place: three of the transform, and where the result is rounded another way, one more.
+    assert ((on_cpu - on_gpu).abs() <= 4 * eps * on_cpu.abs() + 1e-300).all()
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 6, 7, 8, 64, 130])
+def test_every_kernel_gives_the_same_bits(d, dtype):
+    wide = parameters((136,), dtype, "cuda")
+    whole = cuops.sample_normal(*wide, 1003, seed=9)
+    mu, sigma = (a[:d] for a in wide)
+    for start, n in ((0, 1003), (4, 16), (5, 33), (8, 512)):
+        for sample_dim in (0, -1):
+            x = cuops.sample_normal(mu, sigma, n, seed=9, start=start, sample_dim=sample_dim)
+            assert torch.equal(x if sample_dim == 0 else x.T, whole[start : start + n, :d])
+    for x in (
+        torch.ops.cuops.sample_normal_fwd(mu, sigma, None, None, None, 9, 0, 1003, 0, 0, False, False, dtype),
+        cuops.sample_normal(mu, sigma, 1003, seed=torch.tensor([9], device="cuda")),
+        cuops.sample_normal(
+            mu, sigma, 1003, seed=9, out=torch.empty(1003 * d + 1, dtype=dtype, device="cuda")[1:].view(1003, d)
+        ),
+    ):
+        assert torch.equal(x, whole[:, :d])
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize(("shape", "n"), [((7,), 100), ((3, 1000), 2000), ((5,), 3_000_000), ((70_000,), 60)], ids=str)
+def test_numpy_arrays_on_the_gpu_are_bitwise_its_tensors(shape, n, dtype):
+    mu, sigma = parameters(shape, getattr(torch, np.dtype(dtype).name))
+    for options in ({}, {"sample_dim": -1, "start": 3}, {"antithetic": True}, {"low": -0.5} if n < 1000 else {}):
+        got = cuops.sample_normal(mu.numpy(), sigma.numpy(), n, seed=3, **options)
+        expected = cuops.sample_normal(mu.cuda(), sigma.cuda(), n, seed=3, **options)
+        np.testing.assert_array_equal(got, expected.cpu().numpy())
+
+
+@gpu
+@pytest.mark.parametrize("library", ["cupy", "jax"])
+def test_arrays_of_other_libraries_come_back_as_their_own(library):
+    xp = pytest.importorskip("cupy") if library == "cupy" else pytest.importorskip("jax.numpy")
+    mu, sigma = (a.numpy() for a in parameters((3, 8)))
+    for options in ({}, {"low": -1.0, "high": 1.5}):
+        x = cuops.sample_normal(xp.asarray(mu), xp.asarray(sigma), 11, seed=3, **options)
+        assert isinstance(x, type(xp.asarray(mu)))
+        expected = cuops.sample_normal(torch.tensor(mu).cuda(), torch.tensor(sigma).cuda(), 11, seed=3, **options)
+        assert np.array_equal(np.asarray(x.get() if library == "cupy" else x), expected.cpu().numpy())
+
+
+@gpu
+def test_threads_draw_different_numbers():
+    mu, sigma = parameters((100,), device="cuda")
+    drawn = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                drawn.append(cuops.sample_normal(mu, sigma, 10).cpu())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({x.numpy().tobytes() for x in drawn}) == 80
+
+
+@gpu
+def test_more_than_two_to_the_32_samples():
+    mu = torch.zeros(3, dtype=torch.bfloat16, device="cuda")
+    x = cuops.sample_normal(mu, 1.0, 2**31 + 5, seed=1)
+    assert torch.equal(x[-100:], cuops.sample_normal(mu, 1.0, 100, seed=1, start=2**31 - 95))
+    far = cuops.sample_normal(mu, 1.0, 64, seed=1, start=2**34 - 32)
+    assert torch.equal(far[32:], cuops.sample_normal(mu, 1.0, 32, seed=1, start=2**34))
+    assert not torch.equal(far[32:], x[:32])
+    assert torch.allclose(far.cpu(), cuops.sample_normal(mu.cpu(), 1.0, 64, seed=1, start=2**34 - 32), rtol=2e-2)
+    wide = torch.zeros(2**32 + 8, dtype=torch.bfloat16, device="cuda")
+    assert not torch.equal(
+        cuops.sample_normal(wide, 1.0, 4, seed=1)[:, 2**32 :], cuops.sample_normal(wide[:8], 1.0, 4, seed=1)
+    )
