@@ -1,5 +1,6 @@
 """cuops run: operators on files."""
 
+import cuops
 import numpy as np
 import pytest
 import torch
@@ -110,3 +111,19 @@ def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x)
     assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 1
     assert (tmp_path / "y.npy").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
+    from cuops.cli import sampling
+
+    mu, sigma = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.full((3, 4), 0.5, np.float32)
+    np.save(tmp_path / "mu.npy", mu)
+    np.save(tmp_path / "sigma.npy", sigma)
+    monkeypatch.setattr(sampling, "CHUNK", 5 * mu.nbytes)
+    command = ["run", "sample_normal", str(tmp_path / "mu.npy"), str(tmp_path / "x.npy"), "--num-samples", "17"]
+    assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3", "--low", "-2", "--start", "2"]) == 0
+    expected = cuops.sample_normal(mu, sigma, 17, seed=3, low=-2.0, start=2)
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected)
+    assert "sample_normal of 3x17x4 float32 on" in capsys.readouterr().out
+    assert main([*command, "--sigma", "-1"]) == 1
+    assert "sigma: " in capsys.readouterr().err

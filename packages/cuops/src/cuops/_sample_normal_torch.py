@@ -224,14 +224,15 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
             raise ValueError("out: expected no argument that requires a gradient")
     if 0 in sizes:
         return mu.new_empty(sizes, dtype=dtype) if out is None else out
-    parameters = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
+    parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
     state, seed, stream = _random_state(mu.device, generator, seed)
     if out is not None and out.is_cuda and out.is_contiguous():
         _draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         return out
     if _is_transformed():
-        x = reference.sample_normal_formula(*parameters, draw_of(state, seed, stream, *layout), dtype)
+        whole = draw_of(state, seed, stream, *layout)
+        x = reference.sample_normal_formula(*parameters, whole, dtype)  # type: ignore[call-arg]
     else:
         x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
     return x if out is None else out.copy_(x)

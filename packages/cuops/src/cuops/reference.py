@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 CHUNK = 1 << 13  # columns, and calls of Philox, at once: what they need stays in the cache
+CUDA_CHUNK = 1 << 20  # likewise on a GPU, which each operation must fill
 
 
 def rms_norm_numpy(
@@ -173,15 +174,15 @@ def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precis
     return _noise.noise(torch, draw, numbers, precise, uniform)
 
 
-def _parts(shape: tuple[int, ...], draw: _noise.Draw) -> Iterator[tuple[slice, slice, _noise.Draw]]:
-    """A draw in parts that fit the cache: columns, samples of the whole draw, and the part's own draw."""
+def _parts(shape: tuple[int, ...], draw: _noise.Draw, chunk: int) -> Iterator[tuple[slice, slice, _noise.Draw]]:
+    """A draw in parts of `chunk` calls of Philox: columns, samples of the whole draw, and the part's own draw."""
     columns = int(math.prod(shape))
-    for column in range(0, columns, CHUNK):
-        step = max(CHUNK // min(columns, CHUNK), 1) * 4
+    for column in range(0, columns, chunk):
+        step = max(chunk // min(columns, chunk), 1) * 4
         for sample in range(0, draw.num_samples, step):
             count = min(step, draw.num_samples - sample)
             part = draw._replace(start=draw.start + sample, num_samples=count)
-            yield slice(column, min(column + CHUNK, columns)), slice(sample, sample + count), part
+            yield slice(column, min(column + chunk, columns)), slice(sample, sample + count), part
 
 
 def sample_normal_numpy(
@@ -199,7 +200,7 @@ def sample_normal_numpy(
     rows = np.moveaxis(out, -2 if draw.sample_dim == 0 else -1, 0)
     samples = rows if rows.ndim == 2 else np.empty((draw.num_samples, given[0].size), out.dtype)
     with np.errstate(all="ignore"):
-        for columns, place, part in _parts(mu.shape, draw):
+        for columns, place, part in _parts(mu.shape, draw, CHUNK):
             numbers = np.arange(columns.start, columns.stop)
             noise = _noise.noise(np, part, numbers, out.dtype == np.float64, low is not None)
             samples[place, columns] = _samples(np, [a[columns] for a in given], noise)
@@ -220,7 +221,7 @@ def sample_normal_torch(
 
     given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     samples = mu.new_empty((draw.num_samples, mu.numel()), dtype=dtype)
-    for columns, place, part in _parts(mu.shape, draw):
+    for columns, place, part in _parts(mu.shape, draw, CHUNK if mu.device.type == "cpu" else CUDA_CHUNK):
         noise = _noise_torch(part, columns, mu.device, dtype == torch.float64, low is not None)
         samples[place, columns] = _samples(torch, [a[columns] for a in given], noise).to(dtype)
     return laid_out(samples.reshape(draw.num_samples, *mu.shape), draw)
@@ -269,7 +270,8 @@ def sample_normal_torch_backward(
     g = grad.double().movedim(-2 if draw.sample_dim == 0 else -1, 0).reshape(draw.num_samples, -1)
     given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     sums: list[list[torch.Tensor]] = []
-    for columns, place, part in _parts(mu.shape, draw):
+    chunk = CHUNK if mu.device.type == "cpu" else CUDA_CHUNK
+    for columns, place, part in _parts(mu.shape, draw, chunk):
         parameters = [a[columns] for a in given]
         noise = _noise_torch(part, columns, mu.device, grad.dtype == torch.float64, low is not None)
         slopes: list[torch.Tensor] = [torch.ones_like(noise), noise]
@@ -277,7 +279,7 @@ def sample_normal_torch_backward(
             x = _truncation.truncated(torch, parameters, noise)
             slopes = list(_truncation.slopes(torch, parameters, noise, x))
         found = [(g[place, columns] * slope).sum(0) for slope in slopes]
-        if columns.start == len(sums) * CHUNK:
+        if columns.start == len(sums) * chunk:
             sums.append(found)
         else:
             sums[-1] = [a + b for a, b in zip(sums[-1], found, strict=True)]

@@ -28,7 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "shape",
         nargs="+",
         type=int,
-        help="rms_norm: rows and hidden size; kron: batch size and the size of each factor",
+        help="rms_norm: rows and hidden size; kron: batch size and the size of each factor; "
+        "sample_normal: samples and dimension",
     )
     parser.add_argument(
         "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"

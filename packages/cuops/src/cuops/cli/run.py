@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cuops
 
 from .. import _backend, _driver, errors
 from .._torch import torch
+from . import sampling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +51,10 @@ class RowOperator:
         return {name: p.default for name, p in signature.parameters.items() if isinstance(p.default, float)}
 
 
-OPERATORS = {
+OPERATORS: dict[str, RowOperator | ModuleType] = {
     "rms_norm": RowOperator(cuops.rms_norm, parameters=("weight", "bias")),
     "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}),
+    "sample_normal": sampling,
 }
 
 
@@ -59,9 +62,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops run`, a subcommand an operator."""
     commands = parser.add_subparsers(dest="operator", required=True, metavar="OPERATOR")
     for name, operator in OPERATORS.items():
-        command = commands.add_parser(name, help=(operator.function.__doc__ or "").partition("\n")[0])
+        function = getattr(cuops, name)
+        command = commands.add_parser(name, help=(function.__doc__ or "").partition("\n")[0])
         command.add_argument("input", metavar="IN")
         command.add_argument("output", metavar="OUT", type=Path)
+        if not isinstance(operator, RowOperator):
+            operator.arguments(command)
+            continue
         for parameter in operator.parameters:
             command.add_argument(f"--{parameter}", metavar="FILE")
         for option in operator.lists:
@@ -79,6 +86,8 @@ def main(options: argparse.Namespace) -> int:
     from .files import read, writing
 
     operator = OPERATORS[options.operator]
+    if not isinstance(operator, RowOperator):
+        return int(operator.main(options))
     x = read(options.input)
     if x.values.ndim == 0:
         raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")

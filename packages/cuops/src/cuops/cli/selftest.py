@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .. import reference
+from .. import _noise, reference
 from .._torch import torch
 
 EPS = 1e-6
@@ -55,4 +55,36 @@ def _by_numpy(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[
     return given, cuops.rms_norm(given[0], given[1], eps=EPS)
 
 
-SELF_TESTS: dict[str, Callable[[int | None], dict[str, float]]] = {"rms_norm": _rms_norm}
+def _sample_normal(place: int | None) -> dict[str, float]:
+    """The largest difference from the seed's numbers by dtype, in epsilons relative to the larger of 1 and each."""
+    import numpy as np
+
+    found = {}
+    for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.items():
+        zeros, ones = np.zeros(33, dtype), np.ones(33, dtype)
+        draw = _noise.Draw(7, 0, 40)
+        exact = _noise.noise(np, draw, np.arange(33), dtype == "float64", False)
+        if place is None:  # the public function would take a GPU that is there
+            x = np.empty((40, 33), dtype)
+            reference.sample_normal_numpy(zeros, ones, None, None, draw, x)
+        else:
+            x = _on_gpu(zeros, ones, place)
+        error = float(np.max(np.abs(x - exact) / np.maximum(np.abs(exact), 1)) / epsilon)
+        found[dtype] = round(error, 3) if math.isfinite(error) else math.inf
+    return found
+
+
+def _on_gpu(zeros: Any, ones: Any, place: int) -> Any:
+    import cuops
+
+    if not cuda_tensors():
+        return cuops.sample_normal(zeros, ones, 40, seed=7)
+    device = torch.device("cuda", place)
+    mu, sigma = (torch.from_numpy(a).to(device) for a in (zeros, ones))
+    return cuops.sample_normal(mu, sigma, 40, seed=7).cpu().numpy()
+
+
+SELF_TESTS: dict[str, Callable[[int | None], dict[str, float]]] = {
+    "rms_norm": _rms_norm,
+    "sample_normal": _sample_normal,
+}
