@@ -71,7 +71,7 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
 void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream) {
   if (p.low != nullptr) return launch_truncated(p, device, stream);
   const Hardware& hw = hardware("sample_normal", device);
-  (p.along_columns ? launch_columns : launch_rows)(p, dtype, hw.capability >= 80, device, stream, hw);
+  (p.along_columns ? launch_columns : launch_rows)(p, dtype, hw.tuned >= 80, device, stream, hw);
 }
 
 bool expect_wide(TensorView t, const char* name, DType dtype) {

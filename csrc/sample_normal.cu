@@ -3,6 +3,7 @@
 
 #include "device/distribution.cuh"
 #include "device/truncation.cuh"
+#include "device/tuned.cuh"
 
 namespace cuops {
 
@@ -170,7 +171,7 @@ CUOPS_ANY(__nv_bfloat16, bf16)
 CUOPS_KERNEL(1, truncated, sample_truncated)
 
 // For speed; older GPUs do with those above, which keeps their images small.
-#if __CUDA_ARCH__ >= 800
+#if CUOPS_TUNED >= 80
 CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, cuops::SeedKey>)
 CUOPS_KERNEL(1, f64_columns_whole, sample_columns<double, true, cuops::HostKey>)
 CUOPS_KERNEL(1, f32_rows_2, sample_rows<float, 2, false, cuops::SeedKey>)

@@ -47,7 +47,7 @@ def test_gradients_are_sums_over_the_samples(shape, n, sample_dim, dtype, device
         mu.cpu().double(), sigma.cpu().double(), None, None, Draw(2, 0, n, 5, sample_dim),
     )  # fmt: skip
     # One rounding to the dtype, and n in the sums' own; float32's noise is off by 1e-4 where its radius is small.
-    terms = n**0.5 * (torch.finfo(dtype).eps + n**0.5 * 1e-6 * (dtype != torch.float64))
+    terms = n * (torch.finfo(dtype).eps + 1e-6 * (dtype != torch.float64))
     assert (dmu.cpu() - exact[0]).abs().max() <= 4 * terms
     assert (dsigma.cpu() - exact[1]).abs().max() <= 4 * terms
     assert torch.equal(
@@ -185,7 +185,9 @@ def test_the_cpu_reproduces_the_gpu(sample_dim, bounds, dtype):
     )
     eps = torch.finfo(dtype).eps
     # Units in the last place: three of the transform, and where the result is rounded another way, one more.
-    assert ((on_cpu - on_gpu).abs() <= 4 * eps * on_cpu.abs() + 1e-300).all()
+    # The quantiles of truncated float64 add up a few dozen operations.
+    least = 64 * eps if bounds and dtype == torch.float64 else 1e-300
+    assert ((on_cpu - on_gpu).abs() <= 4 * eps * on_cpu.abs() + least).all()
 
 
 @gpu

@@ -158,6 +158,12 @@ _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: Fals
 _advance = threading.Lock()  # a generator's offset is read and written in two steps
 
 
+def _is_for(generator: torch.Generator, device: torch.device) -> bool:
+    """Whether a generator is of a device; one of "cuda" is of the current GPU."""
+    at = generator.device
+    return at == device or (at.type == device.type == "cuda" and at.index is None)
+
+
 def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index] if generator is None else generator
@@ -178,7 +184,7 @@ def _random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tens
     if generator is not None:
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
-        if generator.device != device:
+        if not _is_for(generator, device):
             raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
     if device.type == "cuda" and not torch.compiler.is_compiling() and not _is_capturing():
         with _advance:
@@ -297,7 +303,7 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
             return None
         device = mu.device.index
         seed, replays = host_seed(None), _backend.library().sample_normal_replays(device)
-    elif generator is not None and (type(generator) is not torch.Generator or generator.device != mu.device):
+    elif generator is not None and (type(generator) is not torch.Generator or not _is_for(generator, mu.device)):
         return None
     if sample_dim == 0:
         x = mu.new_empty((num_samples, *shape) if len(shape) == 1 else (*shape[:-1], num_samples, shape[-1]))

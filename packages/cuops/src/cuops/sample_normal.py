@@ -157,8 +157,8 @@ def _sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unt
     device = _backend.gpu_for_host_arrays()
     if device is not None and out.flags.c_contiguous and _arguments.dtype_name(out.dtype) != "bfloat16":
         wide = _arguments.accumulator(out.dtype.name)
-        whole = [np.ascontiguousarray(a, a.dtype if a.dtype == out.dtype else wide) for a in (mu, sigma)]
-        bounds = [None if a is None else np.ascontiguousarray(a) for a in (low, high)]
+        whole = [np.require(a, a.dtype if a.dtype == out.dtype else wide, ["C", "W"]) for a in (mu, sigma)]
+        bounds = [None if a is None else np.require(a, out.dtype, ["C", "W"]) for a in (low, high)]
         layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic, device
         _backend.library().sample_normal_fwd_host(out, *whole, *bounds, draw.seed, *layout)
         return out
