@@ -2,10 +2,12 @@ import cuops
 import torch
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-x = torch.randn(4096, 1024, dtype=torch.bfloat16, device=device, requires_grad=True)
-weight = torch.ones(1024, dtype=torch.bfloat16, device=device, requires_grad=True)
+x = torch.randn(4096, 1024, device=device, requires_grad=True)
+weight = torch.ones(1024, device=device, requires_grad=True)
 
-y = cuops.rms_norm(x, weight)  # torch tensors, with gradients
-y, h = cuops.rms_norm(x, weight, residual=x)  # h = x + residual fused in
-a = x.detach().float().cpu().numpy()
-cuops.rms_norm_(a)  # NumPy arrays: in place, through the GPU in chunks
+y, h = cuops.rms_norm(x, weight, residual=x)  # RMSNorm of h = x + residual, with gradients
+z = cuops.kron_linear(y, (torch.eye(32, device=device), torch.eye(32, device=device)))  # y @ kron(W1, W2).T
+samples = cuops.sample_normal(z[0], 1.0, 512)  # (512, 1024): z[0] + 1.0 * noise, in one kernel
+best = cuops.cem.minimize(lambda s: (s - 3).square().sum(-1), torch.zeros(8, device=device), 1.0)
+a = x.detach().cpu().numpy()
+cuops.rms_norm_(a)  # NumPy arrays: in place, through the GPU where there is one
