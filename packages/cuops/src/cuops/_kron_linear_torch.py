@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, out_shape
+from ._kron_linear_fused import fused_backward, fused_chain
+from ._kron_linear_gemm import chain_of_matmuls_backward, out_shape
 from ._transforms import is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -30,13 +31,13 @@ def _is_empty(x: Tensor, factors: Sequence[Tensor]) -> bool:
 def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     if _is_empty(x, factors):
         return reference.kron_linear_torch(x, factors, bias)
-    return chain_of_matmuls(x, factors, bias)
+    return fused_chain(x, factors, bias)
 
 
 def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
     if _is_empty(x, factors):
         return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
-    gradients = chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
+    gradients = fused_backward(dy, x, factors, needs_x, needs_factors)
     return _bwd_results(dy, *gradients, needs_bias)
 
 

@@ -1,0 +1,190 @@
+// The tile of kron_linear in shared memory: its layout, and its way from and to device memory.
+#pragma once
+
+#include "../kron_linear.h"
+#include "mma.cuh"
+#include "row.cuh"
+
+namespace cuops {
+
+extern __shared__ uint4 kron_shared[];
+
+template <class T>
+__device__ T* shared_at(int unit) {
+  return reinterpret_cast<T*>(kron_shared + unit);
+}
+
+__device__ inline int divide(int n, KronDivisor by) { return by.divisor == 1 ? n : __umulhi(n, by.magic); }
+
+__device__ inline float power_of_two(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
+
+// Elements whose dtype is known at run time only, in the precision of the sums.
+template <class Acc>
+__device__ Acc load_element(DType dtype, const void* data, long long i) {
+  if constexpr (kSame<Acc, double>) {
+    return static_cast<const double*>(data)[i];
+  } else if (dtype == kFloat32) {
+    return static_cast<const float*>(data)[i];
+  } else if (dtype == kFloat16) {
+    return convert<float>(static_cast<const __half*>(data)[i]);
+  } else {
+    return convert<float>(static_cast<const __nv_bfloat16*>(data)[i]);
+  }
+}
+template <class Acc>
+__device__ Pack<Acc, 8> load_chunk(DType dtype, const void* data) {
+  if constexpr (kSame<Acc, double>) {
+    return *static_cast<const Pack<double, 8>*>(data);
+  } else if (dtype == kFloat32) {
+    return *static_cast<const Pack<float, 8>*>(data);
+  } else if (dtype == kFloat16) {
+    return convert<float>(*static_cast<const Pack<__half, 8>*>(data));
+  } else {
+    return convert<float>(*static_cast<const Pack<__nv_bfloat16, 8>*>(data));
+  }
+}
+template <class Acc, int kWidth>
+__device__ void store_chunk(DType dtype, void* data, long long i, const Pack<Acc, kWidth>& v) {
+  if constexpr (kSame<Acc, double>) {
+    *reinterpret_cast<Pack<double, kWidth>*>(static_cast<double*>(data) + i) = v;
+  } else if (dtype == kFloat32) {
+    *reinterpret_cast<Pack<float, kWidth>*>(static_cast<float*>(data) + i) = v;
+  } else if (dtype == kFloat16) {
+    *reinterpret_cast<Pack<__half, kWidth>*>(static_cast<__half*>(data) + i) = convert<__half>(v);
+  } else {
+    *reinterpret_cast<Pack<__nv_bfloat16, kWidth>*>(static_cast<__nv_bfloat16*>(data) + i) = convert<__nv_bfloat16>(v);
+  }
+}
+
+template <class Acc>
+constexpr int kChunkUnits = sizeof(Acc) / 2;
+
+// Which part of the problem a block works on.
+struct KronTile {
+  long long sample, column;
+  int slice;
+};
+
+// The tables of offsets, which do not depend on the tile.
+template <class Acc>
+__device__ void fill_tables(const KronFwdParams& p) {
+  const int last = p.axes - 1;
+  auto fill = [&](int table, int entries, const KronDivisor* by_size, int skip, KronDivisor chunks) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < entries; i += blockDim.x) {
+      int rest = divide(i, chunks), offset = (i - rest * static_cast<int>(chunks.divisor)) * kChunkUnits<Acc>;
+#pragma unroll 1
+      for (int axis = last - 1; axis >= 0; --axis) {
+        if (axis == skip) continue;
+        const int outer = divide(rest, by_size[axis]);
+        offset += (rest - outer * static_cast<int>(by_size[axis].divisor)) * p.stride[axis];
+        rest = outer;
+      }
+      shared_at<unsigned short>(table)[i] = static_cast<unsigned short>(offset + rest * p.sample_stride);
+    }
+  };
+#pragma unroll 1
+  for (int i = -2; i < p.steps; ++i) {
+    if (i < 0) {
+      fill(i == -2 ? p.in_table : p.out_table, p.samples * (i == -2 ? p.in_rows : p.out_rows), i == -2 ? p.by_in : p.by_out, -1,
+           {1, 0});
+    } else {
+      const KronStep& step = p.step[i];
+      fill(step.table, step.entries, step.by_size, step.innermost ? -1 : step.axis, step.by_chunks);
+    }
+  }
+}
+
+// Rows and columns beyond the end read as zero. kWiden: 16-bit elements become float32; otherwise they take the first half of
+// their chunk.
+template <class Acc, bool kWiden>
+__device__ void load_tile(const KronFwdParams& p, int state, const KronTile& tile) {
+  const unsigned short* const table = shared_at<unsigned short>(p.in_table);
+  const int size = size_of(p.dtype), width = p.x_vectors ? 16 / size : 1, units = size == 2 ? 2 : 1;
+  const int each = p.in_chunks * 8 / width, count = p.samples * p.in_rows * each;
+  const char* const x = static_cast<const char*>(p.x.data);
+  if (p.x_vectors && p.x_linear && !(kWiden && size == 2)) {
+    const long long elements = static_cast<long long>(p.in_rows) * p.in[p.axes - 1], first = tile.sample * elements;
+    const long long bytes = (p.rows * elements - first) * size;
+    const char* const from = x + first * size;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const int row = divide(i, p.by_in_pieces), piece = i - row * each;
+      const bool valid = i * 16 < bytes;
+      copy_or_zero(shared_at<char>(state + table[row] + piece * units), valid ? from + i * 16 : x, valid);
+    }
+    return;
+  }
+  const long long limit = p.columns ? min(p.inner - tile.column, static_cast<long long>(p.columns)) : p.in[p.axes - 1];
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int row = divide(i, p.by_in_pieces), piece = i - row * each;
+    const int in_tile = divide(row, p.by_in_rows), rest = row - in_tile * p.in_rows;
+    const long long sample = tile.sample + in_tile;
+    const int column = piece * width;
+    const bool valid = sample < p.rows && column < limit;
+    const char* const from = x + (valid ? offset_of(p.x, sample) + rest * p.in_pitch + tile.column + column : 0) * size;
+    char* const to = shared_at<char>(state + table[row]);
+    if (p.x_vectors && !(kWiden && size == 2)) {
+      copy_or_zero(to + piece * units * 16, from, valid);
+    } else if (p.x_vectors) {
+      *reinterpret_cast<Pack<Acc, 8>*>(to + piece * 32) = valid ? load_chunk<Acc>(p.dtype, from) : Pack<Acc, 8>{};
+    } else if (kWiden || size > 2) {
+      reinterpret_cast<Acc*>(to)[column] = valid ? load_element<Acc>(p.dtype, from, 0) : Acc(0);
+    } else {
+      reinterpret_cast<unsigned short*>(to + column / 8 * 16)[column] = valid ? *reinterpret_cast<const unsigned short*>(from) : 0;
+    }
+  }
+}
+
+// Where the results of a row of the tile go, and what undoes their scale.
+template <class Acc, bool kScaled>
+struct OutputRow {
+  bool exists;
+  long long start;  // in elements of y
+  long long bias;
+  float scale, rest_of_scale;
+
+  __device__ OutputRow(const KronFwdParams& p, const KronTile& tile, int row) {
+    const int in_tile = divide(row, p.by_out_rows), rest = row - in_tile * p.out_rows + tile.slice * p.out_rows;
+    const long long sample = tile.sample + in_tile;
+    exists = sample < p.rows && rest < p.all_out_rows;
+    start = offset_of(p.y, sample) + rest * p.out_pitch + tile.column;
+    bias = p.bias ? (sample % p.bias_lead * p.all_out_rows + rest) * p.out[p.axes - 1] : 0;
+    // Two powers, whose product overflows only if the result does.
+    const int exponent = kScaled ? shared_at<int>(p.scales)[kKronSteps + in_tile] : 0;
+    scale = power_of_two(exponent / 2);
+    rest_of_scale = power_of_two(exponent - exponent / 2);
+  }
+  __device__ Acc finish(const KronFwdParams& p, Acc v, int column) const {
+    if constexpr (kScaled) v = v * scale * rest_of_scale;
+    return p.bias ? v + load_element<Acc>(p.dtype, p.bias, bias + column) : v;
+  }
+};
+
+// The results, which the last step left in the precision of the sums.
+template <class Acc, bool kScaled>
+__device__ void store_tile(const KronFwdParams& p, int state, const KronTile& tile) {
+  const unsigned short* const table = shared_at<unsigned short>(p.out_table);
+  const int n = p.columns ? p.columns : p.out[p.axes - 1];
+  const long long limit = p.columns ? min(p.inner - tile.column, static_cast<long long>(n)) : n;
+  const int each = p.y_vectors ? p.out_chunks : n, count = p.samples * p.out_rows * each;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int row = divide(i, p.by_out_pieces), piece = i - row * each;
+    const int column = p.y_vectors ? piece * 8 : piece;
+    const OutputRow<Acc, kScaled> output(p, tile, row);
+    if (!output.exists || column >= limit) continue;
+    const Acc* const from = shared_at<Acc>(state + table[row]) + column;
+    if (p.y_vectors) {
+      auto v = *reinterpret_cast<const Pack<Acc, 8>*>(from);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v.at[j] = output.finish(p, v.at[j], column + j);
+      store_chunk(p.dtype, p.y.data, output.start + column, v);
+    } else {
+      store_chunk(p.dtype, p.y.data, output.start + column, Pack<Acc, 1>{output.finish(p, *from, column)});
+    }
+  }
+}
+
+}  // namespace cuops

@@ -1,0 +1,148 @@
+// Kronecker-factored linear layers on the host: checks, the plan, the launch.
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/function.h>
+
+#include <map>
+#include <mutex>
+
+#include "host/error.h"
+#include "host/tensor.h"
+#include "kron_plan.h"
+
+namespace cuops {
+namespace {
+
+using OptionalTensor = tvm::ffi::Optional<TensorView>;
+using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
+
+Kernel& fwd_kernel(KronArithmetic arithmetic, DType dtype) {
+  static Kernel kernels[] = {
+      {"kron_linear", "kron_linear_fwd_f64"}, {"kron_linear", "kron_linear_fwd_f32"}, {"kron_linear", "kron_linear_fwd_bf16"}};
+  return kernels[arithmetic == kKronPairs ? 2 : dtype != kFloat64];
+}
+
+KronDevice device_facts(int device) {
+  const Hardware& hw = hardware("kron_linear", device);
+  return {hw.capability, hw.tuned, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024};
+}
+
+// Plans are made once for each problem on each device.
+const KronGroup& cached_group(const KronProblem& problem, int device) {
+  static std::mutex mutex;
+  static std::map<std::vector<std::int64_t>, KronGroup> known;
+  std::vector<std::int64_t> key = {device, problem.dtype, problem.single, problem.rows, problem.inner};
+  for (const KronSize& size : problem.sizes) {
+    key.push_back(size.out);
+    key.push_back(size.in);
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(std::move(key), plan_group(problem, device_facts(device))).first->second;
+}
+
+std::int64_t last_size(TensorView t) { return t.size(t.ndim() - 1); }
+
+// y = x kron(factors)^T + bias along the leading part of the last dimension, whose trailing part has `inner` elements; arrays on
+// one GPU. The factors must be a group of the plan.
+void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner, OptionalTensor bias, bool allow_tf32) {
+  expect_at_least_1d(x, "x");
+  expect_at_least_1d(y, "y");
+  const DType dtype = dtype_of(x, "x");
+  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  if (dtype_of(y, "y") != dtype) raise("TypeError", "y: expected x's dtype");
+  expect_device(y, "y", x.device());
+  if (inner < 1) raise("ValueError", "inner: expected at least 1, got " + std::to_string(inner));
+  const int device = x.device().device_id;
+
+  KronProblem problem;
+  problem.dtype = dtype;
+  problem.arithmetic = kron_arithmetic(dtype, device_facts(device));
+  problem.single = allow_tf32 && dtype == kFloat32;
+  problem.inner = inner;
+  std::int64_t in = inner, out = inner;
+  for (const tvm::ffi::Tensor& factor : factors) {
+    if (factor.ndim() != 2) raise("ValueError", "factors: expected matrices");
+    if (dtype_of(factor, "factors") != dtype) raise("TypeError", "factors: expected x's dtype");
+    expect_device(factor, "factors", x.device());
+    problem.sizes.push_back({factor.size(0), factor.size(1)});
+    out *= factor.size(0);
+    in *= factor.size(1);
+  }
+  if (last_size(x) != in || last_size(y) != out) raise("ValueError", "factors: expected sizes whose products are those of x and y");
+  problem.rows = in > 0 ? x.numel() / in : 0;
+  if (x.ndim() != y.ndim() || (out > 0 && y.numel() / out != problem.rows))
+    raise("ValueError", "y: expected x's leading dimensions");
+  if (problem.rows == 0 || in == 0 || out == 0) raise("ValueError", "x: expected no empty array");
+
+  const KronGroup& group = cached_group(problem, device);
+  if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
+  KronFwdParams p = group.params;
+  const int width = 16 / size_of(dtype), last = p.axes - 1;
+  for (std::size_t i = 0; i < problem.sizes.size(); ++i) {
+    const tvm::ffi::Tensor factor = factors[i];
+    KronFactor& f = p.factors[i];
+    f.data = data_of(TensorView(factor));
+    f.row_stride = factor.stride(0);
+    f.column_stride = factor.stride(1);
+    f.out = static_cast<int>(factor.size(0));
+    f.in = static_cast<int>(factor.size(1));
+    f.by_out = kron_divisor(f.out);
+    f.by_in = kron_divisor(f.in);
+    f.vectors = aligned16(f.data) && f.column_stride == 1 && f.row_stride % width == 0 && f.in % width == 0;
+  }
+  p.dtype = dtype;
+  p.x = rows_of(x, "x");
+  p.y = rows_of(y, "y");
+  if (bias.has_value()) {
+    const std::int64_t n = (*bias).numel();
+    if (inner != 1 || n % out != 0 || !(*bias).is_contiguous())
+      raise("ValueError", "bias: expected one contiguous element an output");
+    if (dtype_of(*bias, "bias") != dtype) raise("TypeError", "bias: expected x's dtype");
+    expect_device(*bias, "bias", x.device());
+    p.bias = data_of(*bias);
+    p.bias_lead = n / out;
+  }
+  const bool by_columns = p.columns > 0;
+  p.x_vectors = vectors_fit(p.x, width, dtype) && (by_columns ? inner : p.in[last]) % 8 == 0;
+  p.y_vectors = vectors_fit(p.y, width, dtype) && (by_columns ? inner : p.out[last]) % 8 == 0;
+  p.direct = p.step[p.steps - 1].innermost && p.bias == nullptr && vectors_fit(p.y, 2, dtype) && p.out[last] % 2 == 0 &&
+             (problem.arithmetic == kKronPairs || (problem.arithmetic == kKronScaled && dtype == kFloat32));
+  p.x_linear = !by_columns && p.x.inner >= p.rows && p.x.stride == in;
+  p.by_in_pieces = kron_divisor(p.x_vectors ? p.in_chunks * 8 / width : p.in_chunks * 8);
+  p.by_out_pieces = kron_divisor(p.y_vectors ? p.out_chunks : p.out[last]);
+  const ContextGuard context(device);
+  launch(fwd_kernel(problem.arithmetic, dtype), device, current_stream(x.device()), group.shape, &p);
+}
+
+// The groups of factors that a chain of calls applies one after the other: for each, first, count, kind (0: kron_linear_fwd, 1: the
+// vendor's matrix product), samples and slices of a tile, columns, bytes of shared memory, blocks, predicted nanoseconds, bytes,
+// operations.
+tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
+                                                           int64_t inner, bool allow_tf32, int64_t device) {
+  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  if (sizes.size() % 2 != 0) raise("ValueError", "sizes: expected pairs");
+  const KronDevice facts = device_facts(static_cast<int>(device));
+  KronProblem problem;
+  problem.dtype = static_cast<DType>(dtype);
+  problem.arithmetic = kron_arithmetic(problem.dtype, facts);
+  problem.single = allow_tf32 && dtype == kFloat32;
+  problem.rows = rows;
+  problem.inner = inner;
+  for (std::size_t i = 0; i < sizes.size(); i += 2) problem.sizes.push_back({sizes[i], sizes[i + 1]});
+  tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
+  for (const KronGroup& group : plan_chain(problem, facts)) {
+    const KronFwdParams& p = group.params;
+    result.push_back({group.first, group.count, group.fused ? 0 : 1, p.samples, p.slices, p.columns,
+                      static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
+                      static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
+                      static_cast<int64_t>(group.operations)});
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_fwd, cuops::kron_linear_fwd);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_plan, cuops::kron_linear_plan);

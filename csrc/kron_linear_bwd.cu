@@ -1,0 +1,284 @@
+// Gradients of the factors of kron_linear on the device: products of two arrays summed over all that the factor does not touch.
+#include "device/kron_tile.cuh"
+#include "device/kron_weight.cuh"
+#include "kron_linear.h"
+
+namespace cuops {
+
+constexpr int kTile = 32;  // of a warp, in both directions
+
+// One operand, `size` rows or columns of which `first` and on belong to this block, at depths from `start` on.
+template <class Acc, bool kWiden>
+__device__ void load_operand(const KronBwdParams& p, const void* data, int size, int first, int state, int pitch, long long start) {
+  const char* const from = static_cast<const char*>(data);
+  const int padded = min(kKronBlock, (size - first + kTile - 1) / kTile * kTile), bytes = size_of(p.dtype);
+  const bool copy = p.vectors && !(kWiden && bytes == 2);
+  const int width = copy ? 16 / bytes : p.vectors ? 8 : 1;
+  const long long first_row = start / p.inner, depth = p.rows * p.inner;
+  const int first_column = static_cast<int>(start - first_row * p.inner);
+  // Neighbouring threads take neighbours in memory.
+  const bool by_size = p.depth_rows || p.inner == 1;
+  const int fast = by_size ? padded / (p.depth_rows ? width : 1) : p.depth / width;
+  const int count = p.depth_rows ? padded * p.depth / width : padded * (p.depth / width);
+#pragma unroll 2
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int slow_index = i / fast, fast_index = i - slow_index * fast;
+    const int m = by_size ? fast_index * (p.depth_rows ? width : 1) : slow_index;
+    const int k = by_size ? slow_index : fast_index * width;
+    const int over = p.inner >= p.depth ? first_column + k >= p.inner : divide(first_column + k, p.by_inner);
+    const long long column = first_column + k - over * p.inner;
+    const bool valid = first + m < size && start + k < depth;
+    const char* const at = from + (valid ? ((first_row + over) * size + first + m) * p.inner + column : 0) * bytes;
+    const int row = p.depth_rows ? k : m, position = p.depth_rows ? m : k;
+    char* const chunk = shared_at<char>(state + row * pitch + position / 8 * kChunkUnits<Acc>);
+    char* const to = chunk + position % 8 * (kWiden ? static_cast<int>(sizeof(Acc)) : bytes);
+    if (copy) {
+      copy_or_zero(to, at, valid);
+    } else if (p.vectors) {
+      *reinterpret_cast<Pack<Acc, 8>*>(chunk) = valid ? load_chunk<Acc>(p.dtype, at) : Pack<Acc, 8>{};
+    } else {
+      const Pack<Acc, 1> v{valid ? load_element<Acc>(p.dtype, at, 0) : Acc(0)};
+      if (kWiden) {
+        *reinterpret_cast<Acc*>(to) = v.at[0];
+      } else {
+        store_chunk(p.dtype, to, 0, v);
+      }
+    }
+  }
+}
+
+// Brings both operands near 2^15 and splits them.
+__device__ inline void scale_operands(const KronBwdParams& p, int buffer, int g_padded, int x_padded) {
+  int* const largest = shared_at<int>(p.scales);
+#pragma unroll 1
+  for (int pass = 0; pass < 4; ++pass) {
+    const bool is_g = pass % 2 == 0;
+    const int padded = is_g ? g_padded : x_padded, rows = p.depth_rows ? p.depth : padded;
+    const int chunks = (p.depth_rows ? padded : p.depth) / 8, state = is_g ? p.g_state[buffer] : p.x_state[buffer];
+    const float scale = pass < 2 ? 1.0f : power_of_two(exponent_to_top(largest[pass % 2]));
+    int most = 0;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < rows * chunks; i += blockDim.x) {
+      const int row = i / chunks, chunk = i - row * chunks;
+      uint4* const at = shared_at<uint4>(state + row * (is_g ? p.g_pitch : p.x_pitch) + 2 * chunk);
+      const auto v = load_chunk<float>(p.dtype, at);
+      if (pass < 2) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) most = max(most, __float_as_int(v.at[j]) & 0x7fffffff);
+      } else {
+        split_chunk<__half>(v, scale, at[0], at[1]);
+      }
+    }
+#if __CUDA_ARCH__ >= 800
+    most = __reduce_max_sync(~0u, most);
+#endif
+    if (pass < 2 && threadIdx.x % 32 == 0) atomicMax(largest + pass, most);
+    if (pass == 1) __syncthreads();
+  }
+  __syncthreads();
+}
+
+// A warp's part of the tile's products: 32 x 32 sums.
+__device__ inline void multiply_scaled(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step,
+                                       float (&sum)[2][4][4]) {
+  const int lane = threadIdx.x % 32, eighth = lane / 8;
+  for (int k = from * 16; k < p.depth; k += step * 16) {
+    unsigned a[2][2][4], b[2][2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int m = m0 + i * 16, n = n0 + i * 16;
+      unsigned a_at, b_at;
+      if (p.depth_rows) {
+        a_at = shared_address(
+            shared_at<char>(p.g_state[buffer] + (k + eighth / 2 * 8 + lane % 8) * p.g_pitch + (m / 8 + eighth % 2) * 2));
+        b_at = shared_address(
+            shared_at<char>(p.x_state[buffer] + (k + eighth % 2 * 8 + lane % 8) * p.x_pitch + (n / 8 + eighth / 2) * 2));
+        load_matrices_transposed(a[i][0], a_at);
+        load_matrices_transposed(b[i][0], b_at);
+        if (p.pairs) {
+          load_matrices_transposed(a[i][1], a_at + 16);
+          load_matrices_transposed(b[i][1], b_at + 16);
+        }
+      } else {
+        a_at = shared_address(shared_at<char>(p.g_state[buffer] + (m + lane % 16) * p.g_pitch + (k / 8 + lane / 16) * 2));
+        b_at = shared_address(
+            shared_at<char>(p.x_state[buffer] + (n + eighth / 2 * 8 + lane % 8) * p.x_pitch + (k / 8 + eighth % 2) * 2));
+        load_matrices(a[i][0], a_at);
+        load_matrices(b[i][0], b_at);
+        if (p.pairs) {
+          load_matrices(a[i][1], a_at + 16);
+          load_matrices(b[i][1], b_at + 16);
+        }
+      }
+    }
+#pragma unroll
+    for (int product = 2; product >= 0; --product) {
+      if (product > 0 && !p.pairs) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const auto& right = b[n / 2][product == 1];
+          mma<__half>(sum[i][n], a[i][product == 2], right[n % 2 * 2], right[n % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+}
+
+__device__ inline void multiply_double(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step,
+                                       double (&sum)[4][4][2]) {
+  const int lane = threadIdx.x % 32;
+  const int g_row = p.depth_rows ? 1 : 2 * p.g_pitch, g_depth = p.depth_rows ? 2 * p.g_pitch : 1;
+  const int x_row = p.depth_rows ? 1 : 2 * p.x_pitch, x_depth = p.depth_rows ? 2 * p.x_pitch : 1;
+  const double* const g = shared_at<double>(p.g_state[buffer]) + (m0 + lane / 4) * g_row + lane % 4 * g_depth;
+  const double* const x = shared_at<double>(p.x_state[buffer]) + (n0 + lane / 4) * x_row + lane % 4 * x_depth;
+  for (int k = from * 4; k < p.depth; k += step * 4) {
+    double a[4], b[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i] = g[i * 8 * g_row + k * g_depth];
+      b[i] = x[i * 8 * x_row + k * x_depth];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) mma(sum[i][j], a[i], b[j]);
+    }
+  }
+}
+
+// Without tensor cores: a lane has a row of the sums.
+template <class Acc>
+__device__ void multiply_plain(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step, Acc (&sum)[kTile]) {
+  constexpr int kEach = 16 / sizeof(Acc);
+  const int g_row = p.depth_rows ? 1 : kEach * p.g_pitch, g_depth = p.depth_rows ? kEach * p.g_pitch : 1;
+  const int x_row = p.depth_rows ? 1 : kEach * p.x_pitch, x_depth = p.depth_rows ? kEach * p.x_pitch : 1;
+  const Acc* const g = shared_at<Acc>(p.g_state[buffer]) + (m0 + static_cast<int>(threadIdx.x) % 32) * g_row;
+  const Acc* const x = shared_at<Acc>(p.x_state[buffer]) + n0 * x_row;
+  for (int k = from; k < p.depth; k += step) {
+    const Acc a = g[k * g_depth];
+#pragma unroll
+    for (int j = 0; j < kTile; ++j) sum[j] += a * x[j * x_row + k * x_depth];
+  }
+}
+
+// Where a warp's sums belong in its 32 x 32 tile: visit(row, column, sum).
+template <class F>
+__device__ void for_each_sum(float (&sum)[2][4][4], F&& visit) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 32; ++i)
+    visit(i / 16 * 16 + i % 4 / 2 * 8 + lane / 4, i / 4 % 4 * 8 + lane % 4 * 2 + i % 2, sum[i / 16][i / 4 % 4][i % 4]);
+}
+template <class F>
+__device__ void for_each_sum(double (&sum)[4][4][2], F&& visit) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) visit(i / 8 * 8 + lane / 4, i / 2 % 4 * 8 + lane % 4 * 2 + i % 2, sum[i / 8][i / 2 % 4][i % 2]);
+}
+template <class Acc, class F>
+__device__ void for_each_sum(Acc (&sum)[kTile], F&& visit) {
+#pragma unroll
+  for (int i = 0; i < kTile; ++i) visit(static_cast<int>(threadIdx.x) % 32, i, sum[i]);
+}
+
+template <class Acc, KronArithmetic kArithmetic>
+struct SumsOf {
+  using type = Acc[kTile];
+};
+template <>
+struct SumsOf<float, kKronScaled> {
+  using type = float[2][4][4];
+};
+template <>
+struct SumsOf<double, kKronDouble> {
+  using type = double[4][4][2];
+};
+
+// Blocks take every n-th tile of the depth, so that every run adds in the same order. Warps share the tile's outputs; where these
+// are few, several warps share an output tile, each with its part of the depth.
+template <class Acc, KronArithmetic kArithmetic>
+__device__ void kron_linear_bwd(const KronBwdParams& p) {
+  constexpr bool kWiden = kArithmetic != kKronScaled, kScaled = kArithmetic == kKronScaled;
+  const int first_out = static_cast<int>(blockIdx.x) % p.out_blocks * kKronBlock;
+  const int first_in = static_cast<int>(blockIdx.x) / p.out_blocks % p.in_blocks * kKronBlock;
+  const int block = blockIdx.x / (p.out_blocks * p.in_blocks), blocks = gridDim.x / (p.out_blocks * p.in_blocks);
+  const int outs = min(kKronBlock, p.out - first_out), ins = min(kKronBlock, p.in - first_in);
+  const int out_tiles = (outs + kTile - 1) / kTile, in_tiles = (ins + kTile - 1) / kTile, tiles = out_tiles * in_tiles;
+  const int warp = threadIdx.x / 32, parts = blockDim.x / 32 / tiles, part = warp / tiles, tile = warp - part * tiles;
+  const int m0 = tile % out_tiles * kTile, n0 = tile / out_tiles * kTile;
+  const long long steps = (p.rows * p.inner + p.depth - 1) / p.depth;
+
+  typename SumsOf<Acc, kArithmetic>::type total = {};
+  if (kScaled && threadIdx.x < 2) shared_at<int>(p.scales)[threadIdx.x] = 0;
+  int buffer = 0;
+  bool ready = false;
+  for (long long next = block, current = block; current < steps;) {
+    if (next < steps) {
+      load_operand<Acc, kWiden>(p, p.g, p.out, first_out, p.g_state[buffer], p.g_pitch, next * p.depth);
+      load_operand<Acc, kWiden>(p, p.x, p.in, first_in, p.x_state[buffer], p.x_pitch, next * p.depth);
+    }
+    commit_copies();
+    next += blocks;
+    if (p.buffers == 2) {
+      buffer ^= 1;
+      if (!ready) {
+        ready = true;
+        continue;
+      }
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    if constexpr (kScaled) scale_operands(p, buffer, out_tiles * kTile, in_tiles * kTile);
+    if (part < parts) {
+      if constexpr (kScaled) {
+        typename SumsOf<Acc, kArithmetic>::type sum = {};
+        multiply_scaled(p, buffer, m0, n0, part, parts, sum);
+        const int exponent = -exponent_to_top(shared_at<int>(p.scales)[0]) - exponent_to_top(shared_at<int>(p.scales)[1]);
+        const float scale = power_of_two(exponent / 2), rest = power_of_two(exponent - exponent / 2);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) total[i / 16][i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4] * scale * rest;
+      } else if constexpr (kArithmetic == kKronDouble) {
+        multiply_double(p, buffer, m0, n0, part, parts, total);
+      } else {
+        multiply_plain<Acc>(p, buffer, m0, n0, part, parts, total);
+      }
+    }
+    __syncthreads();
+    if (kScaled && threadIdx.x < 2) shared_at<int>(p.scales)[threadIdx.x] = 0;
+    current += blocks;
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+  Acc* const shared_sums = shared_at<Acc>(p.g_state[0]) + tile * kTile * (kTile + 1);
+  for (int turn = 1; turn < parts; ++turn) {
+    if (part == turn) for_each_sum(total, [&](int row, int column, Acc& v) { shared_sums[row * (kTile + 1) + column] = v; });
+    __syncthreads();
+    if (part == 0) for_each_sum(total, [&](int row, int column, Acc& v) { v += shared_sums[row * (kTile + 1) + column]; });
+    __syncthreads();
+  }
+  if (part > 0) return;
+  Acc* const partial = static_cast<Acc*>(p.partial) + static_cast<long long>(block) * p.out * p.in;
+  for_each_sum(total, [&](int row, int column, Acc& v) {
+    const int out = first_out + m0 + row, in = first_in + n0 + column;
+    if (out < p.out && in < p.in) partial[static_cast<long long>(out) * p.in + in] = v;
+  });
+}
+
+}  // namespace cuops
+
+#define KRON_LINEAR_BWD(name, Acc, kArithmetic)                                                               \
+  extern "C" __global__ void __launch_bounds__(512, 1) kron_linear_bwd_##name(const cuops::KronBwdParams p) { \
+    cuops::kron_linear_bwd<Acc, cuops::kArithmetic>(p);                                                       \
+  }
+
+#if __CUDA_ARCH__ >= 800
+KRON_LINEAR_BWD(f64, double, kKronDouble)
+KRON_LINEAR_BWD(f32, float, kKronScaled)
+#else
+KRON_LINEAR_BWD(f64, double, kKronPlain)
+KRON_LINEAR_BWD(f32, float, kKronPlain)
+#endif

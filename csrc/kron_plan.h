@@ -1,0 +1,46 @@
+// Which factors of a Kronecker product run in which kernel, with which tile: chosen by a model of what each would cost.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "host/kernel.h"
+#include "kron_linear.h"
+
+namespace cuops {
+
+struct KronSize {
+  std::int64_t out, in;
+};
+
+struct KronProblem {
+  DType dtype;
+  KronArithmetic arithmetic;
+  bool single;               // float32 as TF32
+  std::int64_t rows, inner;  // samples; columns beyond the factors' axes
+  std::vector<KronSize> sizes;
+};
+
+// One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
+struct KronGroup {
+  int first = 0, count = 0;
+  bool fused = false;
+  KronFwdParams params{};  // all but the arrays
+  LaunchShape shape{};
+  double nanoseconds = 0, bytes = 0, operations = 0;
+};
+
+struct KronDevice {
+  int capability, tuned, multiprocessors, shared_bytes, shared_bytes_a_multiprocessor;
+};
+
+KronDivisor kron_divisor(std::int64_t d);
+KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
+
+// The best fused launch for all of the problem's factors; not fused where none fits.
+KronGroup plan_group(const KronProblem& problem, const KronDevice& device);
+
+// The chain of groups for a problem.
+std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device);
+
+}  // namespace cuops

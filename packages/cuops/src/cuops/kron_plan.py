@@ -1,0 +1,108 @@
+"""Which factors of a Kronecker product run in which kernel, and what that is expected to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import _backend
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring factors that one kernel applies: the fused one, or the vendor's GEMM."""
+
+    first: int
+    count: int
+    fused: bool
+    samples: int  # rows of a tile
+    slices: int  # blocks that share a tile, each with its part of the outputs
+    columns: int  # of a tile, beyond the group's own; 0 where these are all
+    shared_bytes: int
+    blocks: int
+    microseconds: float  # predicted
+    bytes: int  # read and written in device memory
+    operations: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The groups in the order in which they run; what lies between them is in device memory."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def microseconds(self) -> float:
+        """The predicted time of the kernels, on data that is not in the cache."""
+        return sum(group.microseconds for group in self.groups)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the kernels read and write."""
+        return sum(group.bytes for group in self.groups)
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications."""
+        return sum(group.operations for group in self.groups)
+
+    def __str__(self) -> str:
+        heads = {"factors": 9, "kernel": 6, "tile": 16, "shared": 8, "blocks": 7, "us": 9, "MB": 9, "Gop": 8}
+        lines = [" ".join(f"{name:>{width}}" for name, width in heads.items())]
+        for g in self.groups:
+            factors = f"{g.first + 1}" if g.count == 1 else f"{g.first + 1} to {g.first + g.count}"
+            tile = f"{g.samples} x {g.columns or 'all'} / {g.slices}" if g.fused else ""
+            lines.append(
+                f"{factors:>9} {'fused' if g.fused else 'GEMM':>6} {tile:>16} {g.shared_bytes:8} {g.blocks:7} "
+                f"{g.microseconds:9.1f} {g.bytes / 1e6:9.1f} {g.operations / 1e9:8.2f}"
+            )
+        lines.append(f"{'all':>9} {self.microseconds:50.1f} {self.bytes / 1e6:9.1f} {self.operations / 1e9:8.2f}")
+        return "\n".join(lines)
+
+
+def kron_plan(
+    rows: int,
+    sizes: Sequence[tuple[int, int]],
+    dtype: object = "float32",
+    *,
+    allow_tf32: bool = False,
+    device: int = 0,
+    inner: int = 1,
+) -> Plan:
+    """How `cuops.kron_linear` would compute `rows` rows on a GPU: the groups of factors, their kernels and their cost.
+
+    Args:
+        rows: the product of x's leading dimensions, at least 1.
+        sizes: the shape ``(ok, ik)`` of every factor, at least one, no size 0.
+        dtype: float64, float32, float16 or bfloat16, by name or as PyTorch's or NumPy's.
+        allow_tf32: whether float32 may be rounded as TF32 does.
+        device: index of the GPU.
+        inner: neighbours in x for which the factors are the same.
+
+    Returns:
+        A plan, which prints as a table. Times are predicted in microseconds.
+
+    Raises:
+        TypeError: the dtype is none of these.
+        ValueError: a size or `rows` is less than 1, or there is no factor.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+    """
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    if name not in DTYPES:
+        raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
+    flat = [int(size) for shape in sizes for size in shape]
+    if not flat or min(flat) < 1 or len(flat) != 2 * len(sizes):
+        raise ValueError(f"sizes: expected at least one pair of sizes of at least 1, got {sizes}")
+    if min(rows, inner) < 1:
+        raise ValueError(f"rows, inner: expected at least 1, got {rows}, {inner}")
+    found = _backend.library().kron_linear_plan(DTYPES.index(name), rows, flat, inner, allow_tf32, device)
+    return Plan(tuple(_group(*numbers) for numbers in found))
+
+
+def _group(
+    first: int, count: int, kind: int, samples: int, slices: int, columns: int, shared: int, blocks: int,
+    nanoseconds: int, size: int, operations: int,
+) -> Group:  # fmt: skip
+    return Group(first, count, kind == 0, samples, slices, columns, shared, blocks, nanoseconds / 1e3, size, operations)

@@ -1,0 +1,129 @@
+"""The fused kernels of kron_linear, and the plan that chooses among them."""
+
+from __future__ import annotations
+
+import math
+
+import cuops
+import pytest
+
+torch = pytest.importorskip("torch")
+gpu = pytest.mark.gpu
+SIZES = [
+    [(128, 128)] * 2,
+    [(64, 64)] * 2,
+    [(8, 8)] * 4,
+    [(2, 2)] * 10,
+    [(86, 86), (128, 128)],
+    [(5, 3), (7, 5), (2, 7)],
+]
+
+
+def random(shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cuda").to(dtype)
+
+
+def factors_of(sizes, dtype=torch.float32):
+    return [random(size, dtype, seed) for seed, size in enumerate(sizes, 1)]
+
+
+def columns_of(sizes):
+    return math.prod(i for _, i in sizes)
+
+
+def distance(got, want):
+    """Of each row, relative to its length."""
+    return ((got.double() - want).norm(dim=-1) / want.norm(dim=-1)).max().item()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "named"),
+    [
+        ((4, [(2, 2)], "int8"), TypeError, "dtype"),
+        ((4, []), ValueError, "sizes"),
+        ((4, [(2, 0)]), ValueError, "sizes"),
+        ((4, [(2, 2, 2)]), ValueError, "sizes"),
+        ((0, [(2, 2)]), ValueError, "rows"),
+    ],
+)
+def test_a_plan_of_nothing_is_refused(arguments, error, named):
+    with pytest.raises(error, match=named):
+        cuops.kron_plan(*arguments)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sizes", [*SIZES, [(1000, 1000), (3, 3)], [(16, 16)] * 5])
+def test_a_plan_applies_every_factor_once_in_order(sizes, dtype):
+    plan = cuops.kron_plan(1024, sizes, dtype)
+    covered = [k for group in plan.groups for k in range(group.first, group.first + group.count)]
+    assert covered == list(range(len(sizes)))
+    assert plan.microseconds > 0
+    assert len(str(plan).splitlines()) == len(plan.groups) + 2
+
+
+@gpu
+def test_a_plan_counts_bytes_and_operations():
+    plan = cuops.kron_plan(4096, [(8, 8)] * 4)
+    assert [group.fused for group in plan.groups] == [True]
+    assert plan.bytes == 2 * 4096 * 4096 * 4
+    assert plan.operations >= 2 * 4096 * 4096 * 4 * 8
+
+
+@gpu
+@pytest.mark.parametrize("sizes", SIZES)
+def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
+    x, factors = random((300, columns_of(sizes))), factors_of(sizes)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    from cuops._kron_linear_gemm import chain_of_matmuls
+
+    assert (
+        distance(cuops.kron_linear(x, factors), wide) <= 2 * distance(chain_of_matmuls(x, factors, None), wide) + 1e-7
+    )
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_and_factors_of_any_magnitude(dtype):
+    magnitudes = torch.logspace(-25, 25, 51, dtype=torch.float64, device="cuda")
+    x = (random((51, 1024), torch.float64) * magnitudes[:, None]).to(dtype)
+    factors = [
+        random((32, 32), torch.float64, 1).mul(1e-8).to(dtype),
+        random((32, 32), torch.float64, 2).mul(1e8).to(dtype),
+    ]
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    assert distance(cuops.kron_linear(x, factors), wide) < 4 * torch.finfo(dtype).eps
+
+
+@gpu
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_views_give_what_copies_give(sizes, dtype):
+    base = random((40, columns_of(sizes) + 24), dtype)
+    transposed = [w.mT for w in factors_of([size[::-1] for size in sizes], dtype)]
+    for x in (base[:, 8:-16], base[3::2, 5 : 5 + columns_of(sizes)]):
+        want = cuops.kron_linear(x.contiguous(), [w.contiguous() for w in transposed])
+        torch.testing.assert_close(cuops.kron_linear(x, transposed), want)
+
+
+@gpu
+@pytest.mark.parametrize("sizes", SIZES)
+def test_gradients_of_factors_are_the_same_in_every_run(sizes):
+    x, factors = random((1000, columns_of(sizes))), [w.requires_grad_() for w in factors_of(sizes)]
+    dy = random((1000, math.prod(o for o, _ in sizes)), seed=9)
+    first = torch.autograd.grad(cuops.kron_linear(x, factors), factors, dy)
+    for _ in range(20):
+        again = torch.autograd.grad(cuops.kron_linear(x, factors), factors, dy)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@gpu
+def test_a_row_with_an_infinity_leaves_the_others_alone():
+    x, factors = random((64, 1024)), factors_of([(32, 32), (32, 32)])
+    want = cuops.kron_linear(x, factors)
+    x[7, 100] = math.inf
+    got = cuops.kron_linear(x, factors)
+    assert not got[7].isfinite().any()
+    assert torch.equal(got[:7], want[:7])
+    assert torch.equal(got[8:], want[8:])
