@@ -43,9 +43,9 @@ def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit:
     d = state.mu.shape[1]
     count = state.counts[:, :1]
     rows = _elite_rows(population, state.indices)
-    weight = (xp.cumsum(xp.ones_like(state.indices), -1) <= count) / xp.clip(count, 1, None)
-    centred = (rows - elite_mu[:, None]) * xp.sqrt(weight[..., None])
-    centred = centred.astype(rows.dtype) if xp is not torch else centred.to(rows.dtype)
+    weight = xp.zeros_like(rows[..., 0]) + (state.indices >= 0)  # in the dtype of the state
+    centred = (rows - elite_mu[:, None]) * xp.sqrt(weight / xp.clip(count, 1, None))[..., None]
+    centred = centred if xp is torch else centred.astype(rows.dtype)
     covariance = centred.swapaxes(-1, -2) @ centred
     eye = xp.eye(d, dtype=rows.dtype) if xp is not torch else torch.eye(d, dtype=rows.dtype, device=rows.device)
     # The diagonal is the kernel's, which has the noise.
