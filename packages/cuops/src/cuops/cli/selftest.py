@@ -74,6 +74,29 @@ def _sample_normal(place: int | None) -> dict[str, float]:
     return found
 
 
+def _kron_linear(place: int | None) -> dict[str, float]:
+    """The largest error by dtype, in epsilons relative to each value. All are positive: no sum is less than its terms."""
+    import numpy as np
+
+    import cuops
+
+    drawn = [np.random.default_rng(0).uniform(0.5, 1.5, shape) for shape in ((67, 54), (6, 6), (9, 9))]
+    found = {}
+    for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.items():
+        x, w, v = (a.astype(dtype) for a in drawn)
+        if place is None:  # the public function would take a GPU that is there
+            y = reference.kron_linear_numpy(x, [w, v], None)
+        elif cuda_tensors():
+            on_gpu = [torch.from_numpy(a).to(torch.device("cuda", place)) for a in (x, w, v)]
+            y = cuops.kron_linear(on_gpu[0], on_gpu[1:]).cpu().numpy()
+        else:
+            y = cuops.kron_linear(x, [w, v])
+        exact = x.astype(np.longdouble) @ np.kron(w.astype(np.longdouble), v.astype(np.longdouble)).T
+        error = float(np.max(np.abs(y - exact) / exact) / epsilon)
+        found[dtype] = round(error, 3) if math.isfinite(error) else math.inf
+    return found
+
+
 def _on_gpu(zeros: Any, ones: Any, place: int) -> Any:
     import cuops
 
@@ -87,4 +110,5 @@ def _on_gpu(zeros: Any, ones: Any, place: int) -> Any:
 SELF_TESTS: dict[str, Callable[[int | None], dict[str, float]]] = {
     "rms_norm": _rms_norm,
     "sample_normal": _sample_normal,
+    "kron_linear": _kron_linear,
 }
