@@ -20,18 +20,20 @@ struct RmsNormScalars {
   Acc weight_offset;
 };
 
+// What the common case reads comes first, in two lines of the constant cache: small batches wait for each.
 struct RmsNormFwdParams {
-  Rows x, residual, y, h;  // h = x + residual, where there is a residual
+  Rows x, y;
   long long rows;
   long long n;  // hidden size
   const void* weight;
-  const void* bias;
   void* rstd;  // one a row, in the dtype of the sums
-  RmsNormScalars<double> float64;
   RmsNormScalars<float> float32;
   DType y_dtype;
   bool weight_wide, bias_wide;     // they have the dtype of the sums (float32) where x has 16 bits
   int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
+  Rows residual, h;                // h = x + residual, where there is a residual
+  const void* bias;
+  RmsNormScalars<double> float64;
 };
 static_assert(sizeof(RmsNormFwdParams) == 248, "host and device must agree on the layout");
 

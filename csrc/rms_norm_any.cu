@@ -46,21 +46,21 @@ struct Chunks {
         Packed v = row[at];
         visit(at, v);
       }
-      return;
-    }
-    int chunk = max(resident, 0);
+    } else {
+      int chunk = max(resident, 0);
 #pragma unroll 1
-    for (int turn = 0; turn < count; ++turn) {
-      bring(chunk);
-      Index at = first + start_of(chunk) * step;
-      Packed* from = shared;
+      for (int turn = 0; turn < count; ++turn) {
+        bring(chunk);
+        Index at = first + start_of(chunk) * step;
+        Packed* from = shared;
 #pragma unroll kUnroll
-      for (int i = chunk == 0 ? first_size : size; i > 0; --i) {
-        if (at < packs) visit(at, *from);
-        at += step;
-        from += blockDim.x;
+        for (int i = chunk == 0 ? first_size : size; i > 0; --i) {
+          if (at < packs) visit(at, *from);
+          at += step;
+          from += blockDim.x;
+        }
+        chunk = chunk + 1 < count ? chunk + 1 : 0;
       }
-      chunk = chunk + 1 < count ? chunk + 1 : 0;
     }
   }
 };
@@ -147,21 +147,19 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * scale * (wide.at[j] * scale);
   };
-  if (p.residual.data) {
-    const Packed* const residual = start_of(p.residual);
-    Packed* const h = start_of(p.h);
-    chunks.template for_each<kUnroll>([&](Index at, Packed& v) {
+  const Packed* const residual = start_of(p.residual);
+  Packed* const h = start_of(p.h);
+  chunks.template for_each<kUnroll>([&](Index at, Packed& v) {
+    if (p.residual.data) {
       auto wide = convert<Acc>(v);
       const auto other = convert<Acc>(residual[at]);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
       h[at] = v = convert<T>(wide);
-      add_squares(v, 1);
-    });
-    chunks.row = h;  // what is normalised
-  } else {
-    chunks.template for_each<kUnroll>([&](Index, const Packed& v) { add_squares(v, 1); });
-  }
+    }
+    add_squares(v, 1);
+  });
+  if (p.residual.data) chunks.row = h;  // what is normalised
   sum = team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);

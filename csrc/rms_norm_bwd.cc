@@ -41,24 +41,26 @@ struct Plan {
 
 Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
-  const unsigned width = 16 / size_of(dtype), sums_size = size_of(accumulator_of(dtype));
+  const unsigned width = 16 / size_of(dtype);
   const std::int64_t packs = (n + width - 1) / width;
-  // What is fastest, as measured: 4 vectors where they make a row one warp's, and for wide rows.
+  // What is fastest, as measured: 4 vectors where they make a row one warp's, and for wide rows; for those of float32 smaller
+  // blocks.
   const bool four = common && ((packs > 64 && packs <= 128) || packs > 2048) && hw.tuned >= 90;
-  const Variant variant = !common ? kGeneral : four ? kVectors4 : kVectors2;
-  const unsigned threads = 512, stages = 3, resident = four ? 4 : 2;
+  const bool small = common && dtype == kFloat32 && packs > 1024 && packs <= 4096 && hw.clusters;
+  const Variant variant = !common ? kGeneral : four && !small ? kVectors4 : kVectors2;
+  const unsigned threads = 512, stages = 3, resident = variant == kVectors4 ? 4 : 2;
   const unsigned line = common ? threads : threads + threads / 4;
-  const unsigned bytes = stages * 2 * resident * line * 16 + (common ? 0 : threads * resident * width * sums_size);
-  const unsigned own_bytes = hw.tuned >= 90 ? 3328 * sums_size + 1024 : 4096;
+  const unsigned bytes = stages * 2 * resident * line * 16 + (common ? 0 : threads * resident * width * 4);
+  const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
   const std::int64_t most = static_cast<std::int64_t>(resident) * threads * (hw.clusters ? 16 : 1);
-  if (!hw.tuned || static_cast<int>(bytes + own_bytes) > hw.shared_bytes || packs > most) {
+  if (!hw.tuned || dtype == kFloat64 || static_cast<int>(bytes + own_bytes) > hw.shared_bytes || packs > most) {
     const std::int64_t across = (n + 255) / 256;
     const std::int64_t groups = std::max<std::int64_t>(1, std::min<std::int64_t>(rows, 16 * hw.multiprocessors / across));
     return {kColumns, groups, {static_cast<unsigned>(across * groups), 256}};
   }
   LaunchShape shape{0, common ? 1u : 4u, 1, 1, bytes};
   while (shape.block_x < 32 && shape.block_x * resident < packs) shape.block_x *= 2;
-  while (packs > static_cast<std::int64_t>(resident) * threads * shape.cluster) shape.cluster *= 2;
+  while (packs > static_cast<std::int64_t>(resident) * (small ? 256 : threads) * shape.cluster) shape.cluster *= 2;
   if (shape.block_x * resident < packs) shape.block_x = threads_for(packs, resident * shape.cluster);
   if (shape.cluster == 1) shape.block_y = threads / shape.block_x;
   const std::int64_t at_once =
@@ -113,7 +115,9 @@ void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_
               CUstream stream) {
   static Kernel kernels[] = {{"rms_norm_bwd_any", "sum_rows_f64"}, {"rms_norm_bwd_any", "sum_rows_f32"}};
   SumRowsParams p{partial, data_of(sum), rows, n, dtype_of(sum, name)};
-  LaunchShape shape{static_cast<unsigned>((n + 31) / 32), 32, 32};
+  unsigned side_by_side = 1;  // so that a thread adds up a few rows
+  while (side_by_side < 32 && 8 * side_by_side < rows) side_by_side *= 2;
+  LaunchShape shape{static_cast<unsigned>((n + 31) / 32), 32, side_by_side};
   shape.overlaps = true;
   launch(kernels[sums == kFloat64 ? 0 : 1], sum.device().device_id, stream, shape, &p);
 }

@@ -113,11 +113,18 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
     }
   };
 
+  // Teams of a block have neighbouring rows, which share pages of memory.
+  const long long teams = static_cast<long long>(gridDim.x / mail.blocks) * blockDim.y;
+  const long long begin = static_cast<long long>(mail.index) * blockDim.y + threadIdx.y;
+  const long long ahead = threadIdx.y % (32 / group);  // of the first row of this warp
+#pragma unroll
+  for (int s = 0; s < kStages; ++s) copy_ahead(begin + s * teams, s);
+
   // The weight of this thread's columns as the sums want it: in registers, in the general case in shared memory.
   Pack<Acc, kWidth>* const shared_weight = reinterpret_cast<Pack<Acc, kWidth>*>(shared + kStages * 2 * kResident * kLine) + thread;
   Pack<Acc, kWidth> weight[kGeneral ? 1 : kResident];
   if constexpr (kGeneral) {
-#pragma unroll 1
+#pragma unroll 4
     for (int j = 0; j < kResident * kWidth; ++j) {
       const int at = min((first + j / kWidth * step) * kWidth + j % kWidth, n - 1);
       shared_weight[j / kWidth * kThreads].at[j % kWidth] = weight_of<T>(p, at);
@@ -137,11 +144,6 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   };
 
   Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kGeneral ? kResident : 1] = {};
-  const long long teams = static_cast<long long>(gridDim.x / mail.blocks) * blockDim.y;
-  const long long begin = static_cast<long long>(mail.index) * blockDim.y + threadIdx.y;
-  const long long ahead = blockDim.x < 32 ? threadIdx.y % (32 / blockDim.x) : 0;  // of the first row of this warp
-#pragma unroll
-  for (int s = 0; s < kStages; ++s) copy_ahead(begin + s * teams, s);
   int stage = -1;
 #pragma unroll 1
   for (long long row = begin - teams; row - ahead < p.rows; row += teams) {  // before the first row, its sums
@@ -286,7 +288,6 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd<T, kResident, 3, !kCommon, !kCommon, 512>(p);                                           \
   }
-RMS_NORM_BWD(f64, double, 2, general, false)
 RMS_NORM_BWD(f32, float, 2, general, false)
 RMS_NORM_BWD(f16, __half, 2, general, false)
 RMS_NORM_BWD(bf16, __nv_bfloat16, 2, general, false)
