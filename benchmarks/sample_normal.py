@@ -76,7 +76,8 @@ def article(options: argparse.Namespace, functions: dict[str, Any], timer: Timer
         for kind in ("independent", "shared")
     }
     records: Records = []
-    dimensions = list(ARTICLE_DIMENSIONS)[::25] if options.quick else ARTICLE_DIMENSIONS
+    stride = 25 if options.device == "cpu" else 5 if options.quick else 1
+    dimensions = list(ARTICLE_DIMENSIONS)[::stride]
     for d in dimensions:
         record: dict[str, Any] = {"dimension": d, "samples": ARTICLE_SAMPLES, "call_us": {}, "kernel_us": {}}
         torch.compiler.reset()

@@ -10,13 +10,14 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows2, kRows4, kRows4Shared, kColumns, kColumnsWhole };
+enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4Shared, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][6];  // for the life of the process
+    Kernel* at[4][7];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1", "_rows_2", "_rows_4", "_rows_4_shared", "_columns", "_columns_whole"};
+      constexpr const char* suffixes[] = {"_rows_1",        "_rows_1_host", "_rows_2",       "_rows_4",
+                                          "_rows_4_shared", "_columns",     "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
@@ -26,10 +27,9 @@ Kernel& kernel_for(DType dtype, Variant variant) {
   return *table.at[dtype][variant];
 }
 
-// Enough turns a thread that its preparations do not count, as long as all multiprocessors are busy.
-std::int64_t step_for(std::int64_t turns, std::int64_t lines, const Hardware& hw) {
-  const std::int64_t busy = std::int64_t{hw.multiprocessors} * 1024;
-  return std::clamp<std::int64_t>(turns * lines / busy, 1, std::min<std::int64_t>(16, std::max<std::int64_t>(turns, 1)));
+// Enough turns a thread that its preparations do not count, as long as one wave of threads fills the GPU.
+std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most, const Hardware& hw) {
+  return std::clamp<std::int64_t>(divide_up(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
 }
 
 void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
@@ -43,9 +43,9 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
   p.lanes = 1;
   while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
   const std::int64_t turns = divide_up(groups, p.lanes), columns = divide_up(p.columns, kSampleThreads / p.lanes);
-  p.step = step_for(turns, columns * kSampleThreads, hw);
-  const bool whole = wide && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 && p.start % 4 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
+  p.step = step_for(turns, columns * kSampleThreads, 32, hw);
+  const bool whole = wide && dtype != kFloat16 && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 &&
+                     p.start % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
   const unsigned blocks = sample_blocks(columns * divide_up(turns, p.step) * kSampleThreads);
   launch(kernel_for(dtype, whole ? kColumnsWhole : kColumns), device, stream, {blocks, kSampleThreads}, &p);
 }
@@ -56,14 +56,18 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   auto fits = [&](int width) { return p.dim % width == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (width * size) == 0; };
   Variant variant = kRows1;
   int width = 1;
-  if (wide && dtype != kFloat64 && p.state == nullptr && fits(4)) {
+  const bool tuned = wide && p.state == nullptr;
+  if (tuned && dtype != kFloat64 && fits(4) && !(dtype == kFloat16 && p.shared)) {
     variant = p.shared ? kRows4Shared : kRows4;
     width = 4;
-  } else if (wide && size >= 4 && fits(2)) {
+  } else if (tuned && size >= 4 && fits(2)) {
     variant = kRows2;
     width = 2;
+  } else if (tuned && dtype == kFloat32) {
+    variant = kRows1Host;
   }
-  p.step = step_for(groups, p.columns / width, hw);
+  // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
+  p.step = step_for(groups, p.columns / width, variant == kRows4Shared && size == 4 ? 2 : 32, hw);
   const unsigned blocks = sample_blocks(p.columns / width * divide_up(groups, p.step));
   launch(kernel_for(dtype, variant), device, stream, {blocks, kSampleThreads}, &p);
 }
@@ -169,12 +173,12 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
               });
 }
 
-// Sixteen zeroed bytes on a GPU, for the life of the process: what a call in a CUDA graph counts its replays in.
+// Zeroed memory on a GPU, for the life of the process: what a call in a CUDA graph counts its replays in.
 int64_t sample_normal_replays(int64_t device) {
   const ContextGuard context(static_cast<int>(device));
   const RelaxedCapture relaxed;
   const Driver& d = driver();
-  const std::int64_t zeros[2] = {};
+  const std::int64_t zeros[kReplaysSize] = {};
   CUdeviceptr at = 0;
   CUstream stream = nullptr;
   check(d.MemAlloc(&at, sizeof(zeros)), "cuMemAlloc");

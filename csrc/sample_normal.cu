@@ -50,17 +50,17 @@ __device__ void sample_rows(const SampleNormalParams& p) {
       for (int j = 0; j < kWidth; ++j) {
         z[j] = kShared && j ? z[0] : normals_of<T>(noise, static_cast<unsigned>(group), low + j * distinct, top);
       }
-      auto store = [&](char* to, int i, bool mirrored) {
+      auto store = [&](char* to, int i, Acc sign) {
         Pack<T, kWidth> v;
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(mirrored ? -z[j].at[i] : z[j].at[i]);
+        for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(sign * z[j].at[i]);
         store_pack(to, v);
       };
       if (group >= p.whole_group && group < p.end_whole) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store(at + i * row_bytes, i, false);
+        for (int i = 0; i < 4; ++i) store(at + i * row_bytes, i, 1);
       } else {
-        for_each_sample(p, group, [&](int i, bool mirrored, long long n) { store(out + n * row_bytes, i, mirrored); });
+        for_each_sample(p, group, z, [&](bool mirrored, long long n) { store(out + n * row_bytes, 0, mirrored ? -1 : 1); });
       }
     }
   }
@@ -87,14 +87,14 @@ __device__ void sample_columns(const SampleNormalParams& p) {
     const int alike = (groups_alike(group, end) + p.lanes - 1) / p.lanes;
 #pragma unroll 1
     for (int left = alike; left > 0; --left, group += p.lanes, at += 4 * p.lanes) {
-      const Pack<Acc, 4> z = normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), top);
+      Pack<Acc, 4> z[1] = {normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), top)};
       if constexpr (kWhole) {
         Pack<T, 4> v;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v.at[i] = of.at(z.at[i]);
+        for (int i = 0; i < 4; ++i) v.at[i] = of.at(z[0].at[i]);
         store_pack(at, v);
       } else {
-        for_each_sample(p, group, [&](int i, bool mirrored, long long n) { row[n] = of.at(mirrored ? -z.at[i] : z.at[i]); });
+        for_each_sample(p, group, z, [&](bool mirrored, long long n) { row[n] = of.at(mirrored ? -z[0].at[0] : z[0].at[0]); });
       }
     }
   }
@@ -155,31 +155,35 @@ __device__ inline void sample_truncated(const SampleNormalParams& p) {
 
 }  // namespace cuops
 
-#define CUOPS_KERNEL(blocks, name, ...)                                                                             \
-  extern "C" __global__ void __launch_bounds__(256, blocks) sample_normal_fwd_##name(cuops::SampleNormalParams p) { \
-    cuops::__VA_ARGS__(p);                                                                                          \
+#define CUOPS_KERNEL(blocks, name, ...)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(kSampleThreads, blocks) sample_normal_fwd_##name(cuops::SampleNormalParams p) { \
+    cuops::__VA_ARGS__(p);                                                                                                     \
   }
+using cuops::HostKey;
+using cuops::kSampleThreads;
+using cuops::SeedKey;
 
 // For any call.
-#define CUOPS_ANY(T, name)                                                 \
-  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T, 1, false, cuops::SeedKey>) \
-  CUOPS_KERNEL(1, name##_columns, sample_columns<T, false, cuops::SeedKey>)
+#define CUOPS_ANY(T, name)                                          \
+  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T, 1, false, SeedKey>) \
+  CUOPS_KERNEL(1, name##_columns, sample_columns<T, false, SeedKey>)
 CUOPS_ANY(double, f64)
 CUOPS_ANY(float, f32)
 CUOPS_ANY(__half, f16)
 CUOPS_ANY(__nv_bfloat16, bf16)
 CUOPS_KERNEL(1, truncated, sample_truncated)
 
-// For speed; older GPUs do with those above, which keeps their images small.
+// For speed, with the key from the host.
 #if CUOPS_TUNED >= 80
-CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, cuops::SeedKey>)
-CUOPS_KERNEL(1, f64_columns_whole, sample_columns<double, true, cuops::HostKey>)
-CUOPS_KERNEL(1, f32_rows_2, sample_rows<float, 2, false, cuops::SeedKey>)
-#define CUOPS_WIDE(T, name)                                                      \
-  CUOPS_KERNEL(4, name##_rows_4, sample_rows<T, 4, false, cuops::HostKey>)       \
-  CUOPS_KERNEL(4, name##_rows_4_shared, sample_rows<T, 4, true, cuops::HostKey>) \
-  CUOPS_KERNEL(4, name##_columns_whole, sample_columns<T, true, cuops::HostKey>)
-CUOPS_WIDE(float, f32)
-CUOPS_WIDE(__half, f16)
-CUOPS_WIDE(__nv_bfloat16, bf16)
+CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, HostKey>)
+CUOPS_KERNEL(1, f64_columns_whole, sample_columns<double, true, HostKey>)
+CUOPS_KERNEL(8, f32_rows_1_host, sample_rows<float, 1, false, HostKey>)
+CUOPS_KERNEL(8, f32_rows_2, sample_rows<float, 2, false, HostKey>)
+CUOPS_KERNEL(7, f32_rows_4, sample_rows<float, 4, false, HostKey>)
+CUOPS_KERNEL(7, f16_rows_4, sample_rows<__half, 4, false, HostKey>)
+CUOPS_KERNEL(7, bf16_rows_4, sample_rows<__nv_bfloat16, 4, false, HostKey>)
+CUOPS_KERNEL(7, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
+CUOPS_KERNEL(7, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
+CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
+CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
 #endif

@@ -26,19 +26,19 @@ __device__ void sum_rows(const SampleNormalParams& p) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) g.at[i] = convert<Acc>(at[i * p.dim]);
     }
-    const Pack<Acc, 4> z =
-        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered));
+    Pack<Acc, 4> z[1] = {
+        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered))};
     if (whole) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         dmu += g.at[i];
-        dsigma = fma(g.at[i], z.at[i], dsigma);
+        dsigma = fma(g.at[i], z[0].at[i], dsigma);
       }
     } else {
-      for_each_sample(p, group, [&](int i, bool mirrored, long long n) {
+      for_each_sample(p, group, z, [&](bool mirrored, long long n) {
         const Acc dx = convert<Acc>(grad[n * p.dim]);
         dmu += dx;
-        dsigma = fma(dx, mirrored ? -z.at[i] : z.at[i], dsigma);
+        dsigma = fma(dx, mirrored ? -z[0].at[0] : z[0].at[0], dsigma);
       });
     }
   }
@@ -60,12 +60,21 @@ __device__ void sum_columns(const SampleNormalParams& p) {
   Acc sums[2] = {};
 #pragma unroll 1
   for (long long group = first + threadIdx.x; group < end; group += blockDim.x) {
-    const Pack<Acc, 4> z =
-        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered));
-    for_each_sample(p, group, [&](int i, bool mirrored, long long n) {
+    Pack<Acc, 4> z[1] = {
+        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered))};
+    if (group >= p.whole_group && group < p.end_whole) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Acc dx = convert<Acc>(grad[group * 4 - p.start + i]);
+        sums[0] += dx;
+        sums[1] = fma(dx, z[0].at[i], sums[1]);
+      }
+      continue;
+    }
+    for_each_sample(p, group, z, [&](bool mirrored, long long n) {
       const Acc dx = convert<Acc>(grad[n]);
       sums[0] += dx;
-      sums[1] = fma(dx, mirrored ? -z.at[i] : z.at[i], sums[1]);
+      sums[1] = fma(dx, mirrored ? -z[0].at[0] : z[0].at[0], sums[1]);
     });
   }
   team.reduce(sums, Sum());
@@ -75,12 +84,14 @@ __device__ void sum_columns(const SampleNormalParams& p) {
 
 }  // namespace cuops
 
-#define CUOPS_KERNELS(T, name)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(256) sample_normal_bwd_##name##_rows(cuops::SampleNormalParams p) {    \
-    cuops::sum_rows<T>(p);                                                                                            \
-  }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256) sample_normal_bwd_##name##_columns(cuops::SampleNormalParams p) { \
-    cuops::sum_columns<T>(p);                                                                                         \
+#define CUOPS_KERNELS(T, name)                                          \
+  extern "C" __global__ void __launch_bounds__(cuops::kSampleThreads)   \
+      sample_normal_bwd_##name##_rows(cuops::SampleNormalParams p) {    \
+    cuops::sum_rows<T>(p);                                              \
+  }                                                                     \
+  extern "C" __global__ void __launch_bounds__(cuops::kSampleThreads)   \
+      sample_normal_bwd_##name##_columns(cuops::SampleNormalParams p) { \
+    cuops::sum_columns<T>(p);                                           \
   }
 CUOPS_KERNELS(double, f64)
 CUOPS_KERNELS(float, f32)

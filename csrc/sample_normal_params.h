@@ -31,8 +31,6 @@ bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p,
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-constexpr int kSampleThreads = 256;  // a block
-
 unsigned sample_blocks(std::int64_t threads);
 
 }  // namespace cuops

@@ -20,7 +20,7 @@ template <class T>
 struct Distribution {
   Accumulator<T> mu, sigma;
 
-  __device__ Distribution() = default;
+  Distribution() = default;
   __device__ Distribution(const SampleNormalParams& p, long long column) {
     using Acc = Accumulator<T>;
     mu = parameter<T>(p.mu, p.mu_wide, p.one_mu, column);
@@ -30,22 +30,29 @@ struct Distribution {
   __device__ T at(Accumulator<T> z) const { return convert<T>(fma(sigma, z, mu)); }
 };
 
-// Every thread of the grid must come here, before any leaves. In a CUDA graph, each launch moves on to the next stream: the last
-// block to have read the number of launches counts this one.
+// Counts a launch once every block has read the number of launches: blocks arrive at one of 32 counters, whose last go on to
+// another, as thousands at one address would wait for each other.
+__device__ inline void count_launch(long long* replays, long long launches) {
+  auto* const counters = reinterpret_cast<unsigned long long*>(replays);
+  const unsigned part = blockIdx.x % 32, blocks = (gridDim.x + 31 - part) / 32;
+  unsigned long long *const of_part = counters + kReplaysPart * (2 + part), *const of_all = counters + kReplaysPart;
+  __threadfence();
+  if (atomicAdd(of_part, 1ull) != blocks - 1) return;
+  *of_part = 0;
+  __threadfence();
+  if (atomicAdd(of_all, 1ull) != min(gridDim.x, 32u) - 1) return;
+  *of_all = 0;
+  *replays = launches + 1;
+}
+
+// Every thread of the grid must come here, before any leaves. In a CUDA graph, each launch moves on to the next stream.
 template <class Key>
 __device__ Noise<Key> noise_of(const SampleNormalParams& p) {
   unsigned long long seed = p.seed, stream = p.stream;
   if (p.replays != nullptr) {
     const long long launches = *static_cast<volatile long long*>(p.replays);
     __syncthreads();
-    if (threadIdx.x == 0) {
-      auto* const arrived = reinterpret_cast<unsigned long long*>(p.replays + 1);
-      __threadfence();
-      if (atomicAdd(arrived, 1ull) == gridDim.x - 1) {
-        *arrived = 0;
-        p.replays[0] = launches + 1;
-      }
-    }
+    if (threadIdx.x == 0) count_launch(p.replays, launches);
     stream += launches;
   }
   if (!kSame<Key, HostKey> && p.state != nullptr) {
@@ -74,17 +81,19 @@ __device__ inline long long quotient(long long a, long long b) {
 
 __device__ inline long long thread_index() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// Calls visit(i, mirrored, n) for the samples of a group that a draw has, n being their number in it.
-template <class Visit>
-__device__ void for_each_sample(const SampleNormalParams& p, long long group, Visit&& visit) {
+// Calls visit(mirrored, n) for the samples of a group that a draw has, n being their number in it and z[j].at[0] their noise.
+// Rare, so it is kept short: the noise moves along instead of being indexed.
+template <class Acc, int kWidth, class Visit>
+__device__ void for_each_sample(const SampleNormalParams& p, long long group, Pack<Acc, 4> (&z)[kWidth], Visit&& visit) {
   const int copies = p.antithetic ? 2 : 1;
   long long n = group * 4 * copies - p.start;
-  asm volatile("" : "+l"(n));  // or loops would carry the addresses of these rare samples along
+#pragma unroll 1
+  for (int i = 0; i < 4 * copies; ++i, ++n) {
+    const bool mirrored = copies == 2 && i % 2;
+    if (0 <= n && n < p.num_samples) visit(mirrored, n);
+    if (copies == 2 && !mirrored) continue;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    for (int copy = 0; copy < copies; ++copy, ++n) {
-      if (0 <= n && n < p.num_samples) visit(i, copy != 0, n);
-    }
+    for (int j = 0; j < kWidth; ++j) z[j] = {{z[j].at[1], z[j].at[2], z[j].at[3], z[j].at[0]}};
   }
 }
 
