@@ -101,6 +101,15 @@ def test_compiles_into_one_graph(seed, device):
         assert torch.equal(first, cuops.sample_normal(mu, sigma, 9, seed=seed))
 
 
+def test_bounds_compile_into_the_graph(device):
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def draw(mu, sigma):
+        return cuops.sample_normal(mu, sigma, 9, low=-0.1, high=1.0, seed=3)
+
+    mu, sigma = parameters(device=device)
+    assert torch.equal(draw(mu, sigma), cuops.sample_normal(mu, sigma, 9, low=-0.1, high=1.0, seed=3))
+
+
 def test_transforms_go_through_the_formula(device):
     mu, sigma = parameters((4, 5), torch.float64, device)
     plain = cuops.sample_normal(mu[2], sigma[2], 7, seed=1)

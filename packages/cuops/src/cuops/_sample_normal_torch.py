@@ -202,14 +202,32 @@ def _signed(seed: int) -> int:
 
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     """A bound in the result's dtype, rounded to where it still holds."""
-    if bound is None:
-        bound = -math.inf if up else math.inf
-    exact = bound if isinstance(bound, Tensor) else torch.full((1,), bound, dtype=torch.float64, device=mu.device)
-    rounded = exact.detach().to(dtype)
+    if not isinstance(bound, Tensor):
+        missing = -math.inf if up else math.inf
+        value = missing if bound is None else _number_inwards(float(bound), dtype, up)
+        return torch.full((1,), value, dtype=dtype, device=mu.device)
+    if bound.dtype == dtype:
+        return bound
+    rounded = _rounded_inwards(bound.detach(), dtype, up)
+    return bound + (rounded - bound).detach() if bound.requires_grad else rounded
+
+
+def _rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+    rounded = exact.to(dtype)
     wrong = rounded.double() < exact.double() if up else rounded.double() > exact.double()
-    inside = torch.nextafter(rounded, torch.full_like(rounded, math.inf if up else -math.inf))
-    rounded = torch.where(wrong, inside, rounded)
-    return exact + (rounded - exact).detach() if exact.requires_grad else rounded
+    return torch.where(
+        wrong, torch.nextafter(rounded, torch.full_like(rounded, math.inf if up else -math.inf)), rounded
+    )
+
+
+@torch.compiler.assume_constant_result
+def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
+    return _number_inwards_once(bound, dtype, up)
+
+
+@functools.lru_cache(maxsize=256)
+def _number_inwards_once(bound: float, dtype: torch.dtype, up: bool) -> float:
+    return float(_rounded_inwards(torch.tensor([bound], dtype=torch.float64), dtype, up))
 
 
 def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  # type: ignore[no-untyped-def]
