@@ -93,6 +93,9 @@ __device__ void sample_columns(const SampleNormalParams& p) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) v.at[i] = of.at(z[0].at[i]);
         store_pack(at, v);
+      } else if (group >= p.whole_group && group < p.end_whole) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) at[i] = of.at(z[0].at[i]);
       } else {
         for_each_sample(p, group, z, [&](bool mirrored, long long n) { row[n] = of.at(mirrored ? -z[0].at[0] : z[0].at[0]); });
       }

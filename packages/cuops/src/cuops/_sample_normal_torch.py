@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.autograd import forward_ad
 
 from . import _backend, reference
 from ._noise import Draw
+from ._random_state import advancing, host_seed, is_capturing, is_for, random_state
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -149,57 +149,6 @@ torch.library.register_autograd("cuops::sample_normal_fwd", _bwd, setup_context=
 torch.library.register_autograd("cuops::sample_normal_bwd", _second, setup_context=_save_for_second, lib=library)
 
 
-def host_seed(generator: torch.Generator | None) -> int:
-    """A seed from a generator of the CPU."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-
-
-_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)  # a build for the CPU has none
-_advance = threading.Lock()  # a generator's offset is read and written in two steps
-
-
-def _is_for(generator: torch.Generator, device: torch.device) -> bool:
-    """Whether a generator is of a device; one of "cuda" is of the current GPU."""
-    at = generator.device
-    return at == device or (at.type == device.type == "cuda" and at.index is None)
-
-
-def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index] if generator is None else generator
-
-
-def _random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tensor | None, int, int]:
-    """(state, seed, stream) as operators take them; a generator is advanced."""
-    if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64 or seed.numel() not in (1, 2):
-            raise ValueError(f"seed: expected one or two int64, got {seed.numel()} of {seed.dtype}")
-        if seed.device != device:
-            raise ValueError(f"seed: expected a tensor on mu's device, {device}, got one on {seed.device}")
-        return seed, 0, 0
-    if seed is not None:
-        from .sample_normal import check_seed
-
-        return None, check_seed(seed), 0
-    if generator is not None:
-        if not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
-        if not _is_for(generator, device):
-            raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
-    if device.type == "cuda" and not torch.compiler.is_compiling() and not _is_capturing():
-        with _advance:
-            taken = _cuda_generator(generator, device)
-            offset = taken.get_offset()
-            taken.set_offset(offset + 4)
-        return None, _signed(taken.initial_seed()), offset // 4
-    # The graph draws a seed on the device, each time that it runs.
-    return torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=generator, device=device), 0, 0
-
-
-def _signed(seed: int) -> int:
-    return seed - (1 << 64) if seed >> 63 else seed
-
-
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     """A bound in the result's dtype, rounded to where it still holds."""
     if not isinstance(bound, Tensor):
@@ -220,7 +169,7 @@ def _rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
     return _number_inwards_once(bound, dtype, up)
 
@@ -250,7 +199,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
         return mu.new_empty(sizes, dtype=dtype) if out is None else out
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
-    state, seed, stream = _random_state(mu.device, generator, seed)
+    state, seed, stream = random_state(mu.device, generator, seed)
     if out is not None and out.is_cuda and out.is_contiguous():
         _draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         return out
@@ -316,12 +265,12 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
     elif seed is not None:
         if generator is not None or type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
             return None
-    elif _is_capturing():
+    elif is_capturing():
         if generator is not None:
             return None
         device = mu.device.index
         seed, replays = host_seed(None), _backend.library().sample_normal_replays(device)
-    elif generator is not None and (type(generator) is not torch.Generator or not _is_for(generator, mu.device)):
+    elif generator is not None and (type(generator) is not torch.Generator or not is_for(generator, mu.device)):
         return None
     if sample_dim == 0:
         x = mu.new_empty((num_samples, *shape) if len(shape) == 1 else (*shape[:-1], num_samples, shape[-1]))
@@ -331,7 +280,7 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         _library_fwd()(x, mu, sigma, value, None, None, state, replays, seed, 0, start, sample_dim, shared, antithetic)
         return x
     taken = _default_generators()[mu.get_device()] if generator is None else generator
-    with _advance:
+    with advancing:
         offset, seed = taken.get_offset(), taken.initial_seed()
         if seed >> 63:
             seed -= 1 << 64

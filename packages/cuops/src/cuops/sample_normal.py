@@ -11,7 +11,7 @@ from ._noise import MOST_COLUMNS, MOST_SAMPLES, Draw
 from ._torch import torch
 
 if torch is not None:
-    from . import _sample_normal_torch
+    from . import _random_state, _sample_normal_torch
 
 
 def sample_normal(
@@ -218,7 +218,7 @@ def check_seed(seed: Any) -> int:
 def _numpy_seed(generator: Any) -> int:
     """A seed for arrays that are no tensors."""
     if torch is not None and isinstance(generator, torch.Generator):
-        return _sample_normal_torch.host_seed(generator)
+        return _random_state.host_seed(generator)
     import numpy as np
 
     if generator is None:
