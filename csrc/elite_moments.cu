@@ -43,31 +43,29 @@ struct Selection {
   unsigned digit, need, lesser[32], equal[32];
 };
 
-// Scores often share their first digits, so lanes of one bin add up first.
-__device__ inline void count_one(unsigned* histogram, unsigned bin) {
-#if __CUDA_ARCH__ >= 700
-  const unsigned same = __match_any_sync(__activemask(), bin);
-  if (threadIdx.x % 32 == __ffs(same) - 1) atomicAdd(&histogram[bin], static_cast<unsigned>(__popc(same)));
-#else
-  atomicAdd(&histogram[bin], 1u);
-#endif
-}
+__device__ inline int width_of(unsigned v) { return 32 - __clz(v); }
+__device__ inline int width_of(unsigned long long v) { return 64 - __clzll(v); }
 
 // Writes the indices of the k least keys, ascending, ties by index, and calls taken(index, key) for each. Returns the largest of
-// these keys, which is found digit by digit.
+// these keys, which lies from `least` to `most` and is found digit by digit, of those in which the two differ.
 template <class Acc, class Taken>
-__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* indices, Selection<Acc>& shared, Taken&& taken) {
+__device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, Key<Acc> least, Key<Acc> most, int* indices,
+                                 Selection<Acc>& shared, Taken&& taken) {
   const unsigned n = static_cast<unsigned>(p.n), lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   auto key_of_sample = [&](unsigned i) { return n <= kCached ? shared.keys[i] : key_at<Acc>(p, i); };
-  Key<Acc> prefix = 0, known = 0;
+  constexpr Key<Acc> kOne = 1;
+  int open = width_of(least ^ most);  // bits that are to be found
+  Key<Acc> known = open < static_cast<int>(8 * sizeof(least)) ? ~((kOne << open) - 1) : 0, prefix = least & known;
   unsigned need = k, turn = 0;
   for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[0][i] = 0;
   __syncthreads();
 #pragma unroll 1
-  for (int shift = 8 * sizeof(prefix) - 8; shift >= 0; shift -= 8, turn ^= 1) {
+  for (; open > 0; turn ^= 1) {
+    const int shift = max(open - 8, 0);
+    const Key<Acc> digits = (kOne << (open - shift)) - 1;
     for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
       const Key<Acc> key = key_of_sample(i);
-      if ((key & known) == prefix) count_one(shared.histogram[turn], key >> shift & 255);
+      if ((key & known) == prefix) atomicAdd(&shared.histogram[turn][key >> shift & digits], 1u);
     }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[turn ^ 1][i] = 0;
@@ -93,8 +91,9 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, int* in
     }
     __syncthreads();
     prefix |= static_cast<Key<Acc>>(shared.digit) << shift;
-    known |= static_cast<Key<Acc>>(255) << shift;
+    known |= digits << shift;
     need = shared.need;
+    open = shift;
   }
   // Each warp has neighbouring indices, and learns how many lesser and equal keys come before them.
   const unsigned each = (n + blockDim.x - 1) / blockDim.x * 32, first = warp * each, end = min(first + each, n);
@@ -139,11 +138,12 @@ template <class Acc>
 __device__ void elite_select(const EliteSelectParams& p) {
   constexpr Key<Acc> kWorst = ~static_cast<Key<Acc>>(0);
   __shared__ Selection<Acc> shared;
-  __shared__ Key<Acc> shared_least;
+  __shared__ Key<Acc> shared_least, shared_most;
   __shared__ int shared_finite, shared_best;
   CUOPS_TEAM(double, 1, team);
   if (threadIdx.x == 0) {
     shared_least = kWorst;
+    shared_most = 0;
     shared_finite = 0;
     shared_best = 0x7fffffff;
   }
@@ -152,25 +152,29 @@ __device__ void elite_select(const EliteSelectParams& p) {
   const int kept_before = p.kept_count[blockIdx.x];
   const long long step = p.clock[0], seed = p.clock[2], steps = p.clock[3];
   __syncthreads();
-  Key<Acc> least = kWorst;
+  Key<Acc> least = kWorst, most = 0;
   int finite = 0;
   for (unsigned i = threadIdx.x; i < p.n; i += blockDim.x) {
     const Key<Acc> key = key_at<Acc>(p, i);
     if (p.n <= kCached) shared.keys[i] = key;
     finite += key != kWorst;
     least = min(least, key);
+    most = max(most, key == kWorst ? Key<Acc>(0) : key);
   }
   for (int offset = 16; offset > 0; offset /= 2) {
     finite += __shfl_xor_sync(0xffffffffu, finite, offset);
     least = min(least, __shfl_xor_sync(0xffffffffu, least, offset));
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
   }
   if (threadIdx.x % 32 == 0) {
     atomicAdd(&shared_finite, finite);
     atomicMin(&shared_least, least);
+    atomicMax(&shared_most, most);
   }
   __syncthreads();
   const int count = min(shared_finite, p.elites), kept = min(count, p.kept);
   least = shared_least;
+  most = shared_most;
   int* const indices = p.indices + static_cast<long long>(blockIdx.x) * p.elites;
   int* const kept_indices = p.kept_indices + static_cast<long long>(blockIdx.x) * p.kept;
   Key<Acc> worst = kWorst;
@@ -180,12 +184,12 @@ __device__ void elite_select(const EliteSelectParams& p) {
     const int wanted = round ? kept : count, room = round ? p.kept : p.elites;
     int* const to = round ? kept_indices : indices;
     if (wanted > 0) {
-      const Key<Acc> last = select_least<Acc>(p, wanted, to, shared, [&](int i, Key<Acc> key) {
+      most = select_least<Acc>(p, wanted, least, most, to, shared, [&](int i, Key<Acc> key) {
         if (round > 0) return;
         sum += cost_of(key);
         if (key == least) atomicMin(&shared_best, i);
       });
-      if (round == 0) worst = last;
+      if (round == 0) worst = most;
     }
     for (int i = wanted + threadIdx.x; i < room; i += blockDim.x) to[i] = -1;
   }
