@@ -82,12 +82,13 @@ struct KronBwdParams {
   int depth;                  // of a tile
   KronDivisor by_inner;
   int g_pitch, x_pitch, g_state[2], x_state[2], scales, buffers;
+  int shared_units;  // all of it
   DType dtype;
   bool pairs;       // float32 as two float16
   bool depth_rows;  // in shared memory, a row is an element of the depth, rather than one of out or in
   bool vectors;
 };
-static_assert(sizeof(KronBwdParams) == 104, "host and device must agree on the layout");
+static_assert(sizeof(KronBwdParams) == 112, "host and device must agree on the layout");
 constexpr int kKronBlock = 128;
 
 }  // namespace cuops

@@ -52,6 +52,7 @@ BwdPlan plan_bwd(DType dtype, std::int64_t rows, std::int64_t inner, std::int64_
       p.g_pitch = pitch(g_rows);
       p.x_pitch = pitch(x_rows);
       p.scales = 0;
+      p.shared_units = shared / 16;
       for (int i = 0; i < 2; ++i) {
         p.g_state[i] = 1 + (i % buffers) * (g_bytes + x_bytes) / 16;
         p.x_state[i] = p.g_state[i] + g_bytes / 16;

@@ -7,27 +7,34 @@ namespace cuops {
 
 constexpr int kTile = 32;  // of a warp, in both directions
 
-// One operand, `size` rows or columns of which `first` and on belong to this block, at depths from `start` on.
+// How many of `size` rows of the sums from `first` on belong to a block. What lies between them and the next multiple of kTile is
+// zero from the start.
+__device__ inline int own(int size, int first) { return min(kKronBlock, size - first); }
+
+__device__ inline KronDivisor divisor_of(int n) { return {static_cast<unsigned>(n), n == 1 ? 0 : 0xffffffffu / n + 1}; }
+
+// One operand, those of its `size` rows that belong to this block, at depths from `start` on.
 template <class Acc, bool kWiden>
 __device__ void load_operand(const KronBwdParams& p, const void* data, int size, int first, int state, int pitch, long long start) {
   const char* const from = static_cast<const char*>(data);
-  const int padded = min(kKronBlock, (size - first + kTile - 1) / kTile * kTile), bytes = size_of(p.dtype);
+  const int rows = own(size, first), bytes = size_of(p.dtype);
   const bool copy = p.vectors && !(kWiden && bytes == 2);
   const int width = copy ? 16 / bytes : p.vectors ? 8 : 1;
   const long long first_row = start / p.inner, depth = p.rows * p.inner;
   const int first_column = static_cast<int>(start - first_row * p.inner);
   // Neighbouring threads take neighbours in memory.
   const bool by_size = p.depth_rows || p.inner == 1;
-  const int fast = by_size ? padded / (p.depth_rows ? width : 1) : p.depth / width;
-  const int count = p.depth_rows ? padded * p.depth / width : padded * (p.depth / width);
+  const int step = p.depth_rows ? width : 1, fast = by_size ? rows / step : p.depth / width;
+  const int count = p.depth_rows ? rows * p.depth / width : rows * (p.depth / width);
+  const KronDivisor by_fast = divisor_of(fast);
 #pragma unroll 2
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const int slow_index = i / fast, fast_index = i - slow_index * fast;
-    const int m = by_size ? fast_index * (p.depth_rows ? width : 1) : slow_index;
+    const int slow_index = divide(i, by_fast), fast_index = i - slow_index * fast;
+    const int m = by_size ? fast_index * step : slow_index;
     const int k = by_size ? slow_index : fast_index * width;
     const int over = p.inner >= p.depth ? first_column + k >= p.inner : divide(first_column + k, p.by_inner);
     const long long column = first_column + k - over * p.inner;
-    const bool valid = first + m < size && start + k < depth;
+    const bool valid = start + k < depth;
     const char* const at = from + (valid ? ((first_row + over) * size + first + m) * p.inner + column : 0) * bytes;
     const int row = p.depth_rows ? k : m, position = p.depth_rows ? m : k;
     char* const chunk = shared_at<char>(state + row * pitch + position / 8 * kChunkUnits<Acc>);
@@ -48,25 +55,37 @@ __device__ void load_operand(const KronBwdParams& p, const void* data, int size,
 }
 
 // Brings both operands near 2^15 and splits them.
-__device__ inline void scale_operands(const KronBwdParams& p, int buffer, int g_padded, int x_padded) {
+__device__ inline void scale_operands(const KronBwdParams& p, int buffer, int outs, int ins) {
+  constexpr int kBatch = 4;
   int* const largest = shared_at<int>(p.scales);
+  const int stride = static_cast<int>(blockDim.x);
 #pragma unroll 1
   for (int pass = 0; pass < 4; ++pass) {
     const bool is_g = pass % 2 == 0;
-    const int padded = is_g ? g_padded : x_padded, rows = p.depth_rows ? p.depth : padded;
-    const int chunks = (p.depth_rows ? padded : p.depth) / 8, state = is_g ? p.g_state[buffer] : p.x_state[buffer];
+    const int size = is_g ? outs : ins, pitch = is_g ? p.g_pitch : p.x_pitch;
+    const int state = is_g ? p.g_state[buffer] : p.x_state[buffer];
+    const int chunks = p.depth_rows ? size / 8 : p.depth / 8, count = (p.depth_rows ? p.depth : size) * chunks;
+    const KronDivisor by_chunks = divisor_of(chunks);
     const float scale = pass < 2 ? 1.0f : power_of_two(exponent_to_top(largest[pass % 2]));
     int most = 0;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < rows * chunks; i += blockDim.x) {
-      const int row = i / chunks, chunk = i - row * chunks;
-      uint4* const at = shared_at<uint4>(state + row * (is_g ? p.g_pitch : p.x_pitch) + 2 * chunk);
-      const auto v = load_chunk<float>(p.dtype, at);
-      if (pass < 2) {
+#pragma unroll 1
+    for (int start = threadIdx.x; start < count; start += kBatch * stride) {
+      uint4* at[kBatch];
+      Pack<float, 8> v[kBatch];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) most = max(most, __float_as_int(v.at[j]) & 0x7fffffff);
-      } else {
-        split_chunk<__half>(v, scale, at[0], at[1]);
+      for (int b = 0; b < kBatch; ++b) {
+        const int i = min(start + b * stride, count - 1), row = divide(i, by_chunks);
+        at[b] = shared_at<uint4>(state + row * pitch + 2 * (i - row * chunks));
+        v[b] = load_chunk<float>(p.dtype, at[b]);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (pass < 2) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) most = max(most, __float_as_int(v[b].at[j]) & 0x7fffffff);
+        } else if (start + b * stride < count) {
+          split_chunk<__half>(v[b], scale, at[b][0], at[b][1]);
+        }
       }
     }
 #if __CUDA_ARCH__ >= 800
@@ -211,7 +230,8 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
   const long long steps = (p.rows * p.inner + p.depth - 1) / p.depth;
 
   typename SumsOf<Acc, kArithmetic>::type total = {};
-  if (kScaled && threadIdx.x < 2) shared_at<int>(p.scales)[threadIdx.x] = 0;
+  for (int i = threadIdx.x; i < p.shared_units; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
+  __syncthreads();
   int buffer = 0;
   bool ready = false;
   for (long long next = block, current = block; current < steps;) {
@@ -232,7 +252,7 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
       wait_for_copies<0>();
     }
     __syncthreads();
-    if constexpr (kScaled) scale_operands(p, buffer, out_tiles * kTile, in_tiles * kTile);
+    if constexpr (kScaled) scale_operands(p, buffer, outs, ins);
     if (part < parts) {
       if constexpr (kScaled) {
         typename SumsOf<Acc, kArithmetic>::type sum = {};
