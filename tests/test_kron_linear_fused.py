@@ -127,3 +127,45 @@ def test_a_row_with_an_infinity_leaves_the_others_alone():
     assert not got[7].isfinite().any()
     assert torch.equal(got[:7], want[:7])
     assert torch.equal(got[8:], want[8:])
+
+
+def measured_microseconds(call):
+    """The median of graph replays on an empty L2 cache."""
+    call()
+    torch.cuda.synchronize()
+    graph, flush = torch.cuda.CUDAGraph(), torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    with torch.cuda.graph(graph):
+        call()
+    times = []
+    for _ in range(15):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("rows", "sizes", "dtype"),
+    [
+        (1024, [128] * 2, torch.float32),
+        (1024, [32] * 3, torch.float32),
+        (1024, [8] * 5, torch.float32),
+        (4096, [64] * 2, torch.float32),
+        (8192, [2] * 3, torch.float32),
+        (8192, [8] * 4, torch.bfloat16),
+        (1024, [128] * 2, torch.bfloat16),
+        (1024, [32] * 3, torch.float64),
+    ],
+)
+def test_a_plan_predicts_the_time_within_a_factor_of_1_5(rows, sizes, dtype):
+    if "H200" not in torch.cuda.get_device_name():
+        pytest.skip("the model is measured on an H200")
+    shapes = [(size, size) for size in sizes]
+    x, factors = random((rows, columns_of(shapes)), dtype), factors_of(shapes, dtype)
+    predicted = cuops.kron_plan(rows, shapes, dtype).microseconds
+    assert 1 / 1.5 < predicted / measured_microseconds(lambda: cuops.kron_linear(x, factors)) < 1.5
