@@ -68,7 +68,8 @@ StepCost shape_step(KronStep* step, std::int64_t fibers, KronArithmetic arithmet
   };
   const bool newer = device.tuned == 90 && arithmetic == kKronScaled, doubles = arithmetic == kKronDouble;
   std::vector<Shape> shapes = {{4, 4}};
-  if (!doubles) shapes = newer ? std::vector<Shape>{{2, 4}, {4, 4}} : std::vector<Shape>{{2, 4}};
+  if (!doubles) shapes = {{2, 4}};
+  if (newer && step->out <= 64) shapes.push_back({4, 4});  // more warps a fiber are faster beyond
   const int out_unit = doubles ? 8 : step->innermost ? 8 : 16, products = doubles ? 1 : 1 + step->split_state + step->split_weight;
   StepCost best{INFINITY, operations};
   for (const Shape& shape : shapes) {
@@ -244,7 +245,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   const double memory = scattered * (in_elements + out_elements) * element / share * residents + 700;
   const double overlap = choice.buffers == 2 || resident > 1 ? 0.4 : 1;
   const double wave = std::max(compute, memory) + overlap * std::min(compute, memory);
-  const double weights = kPrologue + weight_elements * 0.2;
+  const double weights = kPrologue + weight_elements * 0.25 + 1500.0 * steps;
   group.fused = true;
   group.nanoseconds = kLaunch + weights + waves * wave;
   group.bytes = static_cast<double>(element) * problem.rows * problem.inner *
@@ -267,7 +268,7 @@ KronGroup plan_gemm(const KronProblem& problem, const KronDevice& device) {
   const double rate = halves ? 6800 : problem.single ? 3000 : 380;
   double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
-  group.nanoseconds = (problem.inner > 1 && problem.inner < 32 ? 14000 : 6500) +
+  group.nanoseconds = (problem.inner > 1 && problem.inner < 32 ? 6000 : 4500) +
                       penalty * group.bytes / (31.0 * device.multiprocessors) + group.operations / (rate * device.multiprocessors);
   return group;
 }
@@ -352,7 +353,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
   }
   // The vendor's alone, the last factor first.
   std::vector<KronGroup> gemms;
-  double all = 0;
+  double all = kLaunch;
   for (int i = 0; i < n; ++i) {
     KronProblem part = problem;
     part.rows = static_cast<std::int64_t>(problem.rows * before[i]);
