@@ -100,7 +100,7 @@ def _merged(factors: Sequence[Tensor]) -> list[slice]:
 
 
 def _worth_fusing(dy: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether gradients take less time in the fused kernels: as measured, for many factors that all of them can take."""
+    """Whether gradients take less time in the fused kernels: as measured, with many factors that all fit there."""
     if len(factors) < MANY or (len(factors) < 2 * MANY and max(factors[0].shape) < FEW):
         return False
     rows, device = dy.numel() // dy.shape[-1], dy.device.index
