@@ -80,3 +80,13 @@ def test_an_unknown_section_is_refused(capsys):
         benchmarks.main(["rms_norm", "sideways", "--device", "cpu"])
     assert stopped.value.code == 2
     assert "sideways" in capsys.readouterr().err
+
+
+def test_the_comparison_of_the_article_ends_with_the_average_speed_up_and_both_plots(tmp_path, capsys):
+    options = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
+    assert benchmarks.main(["sample_normal", "article", *options]) == 0
+    *_, last, _, _ = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"average speed-up of cuops, independent noise over .*, calls from Python: \d+\.\d\d", last)
+    assert (tmp_path / "sample_normal_article.png").read_bytes().startswith(b"\x89PNG")
+    records = json.loads((tmp_path / "sample_normal.json").read_text())["sections"]["article"]
+    assert all(len(record["call_us"]) == len(record["kernel_us"]) == 4 for record in records)
