@@ -75,7 +75,7 @@ def _sample_normal(place: int | None) -> dict[str, float]:
 
 
 def _kron_linear(place: int | None) -> dict[str, float]:
-    """The largest error by dtype, in epsilons relative to each value. All are positive: no sum is less than its terms."""
+    """The largest error by dtype, in epsilons of each value. All are positive: no sum is less than its terms."""
     import numpy as np
 
     import cuops
