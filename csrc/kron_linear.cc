@@ -7,6 +7,7 @@
 
 #include "host/error.h"
 #include "host/tensor.h"
+#include "kron_linear_fwd.h"
 #include "kron_plan.h"
 
 namespace cuops {
@@ -43,8 +44,8 @@ const KronGroup& cached_group(const KronProblem& problem, int device) {
 
 std::int64_t last_size(TensorView t) { return t.size(t.ndim() - 1); }
 
-// y = x kron(factors)^T + bias along the leading part of the last dimension, whose trailing part has `inner` elements; arrays on
-// one GPU. The factors must be a group of the plan.
+}  // namespace
+
 void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner, OptionalTensor bias, bool allow_tf32) {
   expect_at_least_1d(x, "x");
   expect_at_least_1d(y, "y");
@@ -114,6 +115,8 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const ContextGuard context(device);
   launch(fwd_kernel(problem.arithmetic, dtype), device, current_stream(x.device()), group.shape, &p);
 }
+
+namespace {
 
 // The groups of factors that a chain of calls applies one after the other: for each, first, count, kind (0: kron_linear_fwd, 1: the
 // vendor's matrix product), samples and slices of a tile, columns, bytes of shared memory, blocks, predicted nanoseconds, bytes,

@@ -42,8 +42,14 @@ def _has_rows(x: Tensor) -> bool:
     return x.is_contiguous() or (x.ndim <= 3 and x.stride(-1) == 1)
 
 
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
 def _tf32(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    """Whether PyTorch may take TF32 for products of x; its own properties raise where settings were mixed."""
+    if x.dtype != torch.float32:
+        return False
+    return bool(_precision("cuda", "matmul") == "tf32" if _precision else torch._C._get_cublas_allow_tf32())
 
 
 def _plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, bool]]:

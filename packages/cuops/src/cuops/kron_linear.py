@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from . import _arguments, _dlpack, reference
+from . import _arguments, _backend, _dlpack, reference
 from ._torch import torch
 
 if torch is not None:
     from ._kron_linear_torch import autocast, direct, forward_torch, is_direct
+
+FUSED = 0  # the kind of a group of the library's plan; others are for the vendor's matrix product
 
 
 def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
@@ -50,7 +52,7 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
         return forward_torch(x, matrices, bias)
     _check(x, matrices, bias)
     if _arguments.is_ndarray(x):
-        return reference.kron_linear_numpy(x, matrices, bias)
+        return _fwd_numpy(x, matrices, bias)
     return _fwd_dlpack(x, matrices, bias)
 
 
@@ -85,14 +87,48 @@ def _check(x: Any, factors: Sequence[Any], bias: Any) -> None:
         raise ValueError(f"bias: expected shape ({math.prod(outs)},), got {tuple(bias.shape)}")
 
 
+def _is_one_launch(x: Any, factors: Sequence[Any], device: int) -> bool:
+    """Whether one fused kernel takes all factors, on that GPU."""
+    if 0 in x.shape or any(0 in w.shape for w in factors):
+        return False
+    rows, sizes = math.prod(x.shape[:-1]), [int(size) for w in factors for size in w.shape]
+    dtype = _arguments.DTYPES.index(_arguments.dtype_name(x.dtype))
+    plan = _backend.library().kron_linear_plan(dtype, rows, sizes, 1, False, device)
+    return len(plan) == 1 and plan[0][2] == FUSED
+
+
+def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:
+    """Through the GPU in chunks of rows, where there is one and a fused kernel takes all factors; else by NumPy."""
+    import numpy as np
+
+    device = _backend.gpu_for_host_arrays()
+    if device is None or 0 in x.shape or any(0 in w.shape for w in factors):
+        return reference.kron_linear_numpy(x, factors, bias)
+    y = np.empty((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), x.dtype)
+    arrays = [np.ascontiguousarray(a) for a in (x, *factors)]
+    given = None if bias is None else np.ascontiguousarray(bias)
+    try:
+        _backend.library().kron_linear_fwd_host(y, arrays[0], arrays[1:], given, False, device)
+    except ValueError:  # all else is checked: the factors are too large for one kernel
+        return reference.kron_linear_numpy(x, factors, bias)
+    return y
+
+
 def _fwd_dlpack(x: Any, factors: Sequence[Any], bias: Any) -> Any:
-    """A product a factor, by the library that the arrays are of."""
+    """By the fused kernel, or a product a factor by the library that the arrays are of."""
     if not _dlpack.on_cuda(x):
         raise TypeError(f"x: expected a torch.Tensor, a numpy.ndarray or a CUDA array, got a {type(x).__qualname__}")
+    shape = (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+    if _is_one_launch(x, factors, x.__dlpack_device__()[1]):
+        y = _dlpack.empty(shape, _arguments.dtype_name(x.dtype), x)
+        views = [_dlpack.view(a) for a in (x, *factors)]
+        given = None if bias is None else _dlpack.view(bias)
+        _backend.library().kron_linear_fwd(y, views[0], views[1:], 1, given, False)
+        return _dlpack.give_back(y, x)
     namespace = _dlpack.namespace(x)
     exact = {"precision": "highest"} if namespace.__name__ == "jax.numpy" else {}  # or JAX takes TF32
     state = x.reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
     for w in factors:
         state = namespace.tensordot(state, w, axes=((1,), (1,)), **exact)
-    y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+    y = state.reshape(shape)
     return y if bias is None else y + bias
