@@ -43,6 +43,21 @@ struct Selection {
   unsigned digit, need, lesser[32], equal[32];
 };
 
+// Calls visit(i, key) for i from `first` on in steps, key by key_of_sample(i). Several loads are on their way at once.
+template <class KeyOfSample, class Visit>
+__device__ void for_each_key(unsigned first, unsigned end, unsigned step, KeyOfSample&& key_of_sample, Visit&& visit) {
+  constexpr unsigned kAtOnce = CUOPS_TUNED ? 4 : 1;
+  for (unsigned i = first; i < end; i += kAtOnce * step) {
+    decltype(key_of_sample(i)) keys[kAtOnce];
+#pragma unroll
+    for (unsigned u = 0; u < kAtOnce; ++u) keys[u] = key_of_sample(min(i + u * step, end - 1));
+#pragma unroll
+    for (unsigned u = 0; u < kAtOnce; ++u) {
+      if (i + u * step < end) visit(i + u * step, keys[u]);
+    }
+  }
+}
+
 __device__ inline int width_of(unsigned v) { return 32 - __clz(v); }
 __device__ inline int width_of(unsigned long long v) { return 64 - __clzll(v); }
 
@@ -63,10 +78,9 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, Key<Acc
   for (; open > 0; turn ^= 1) {
     const int shift = max(open - 8, 0);
     const Key<Acc> digits = (kOne << (open - shift)) - 1;
-    for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
-      const Key<Acc> key = key_of_sample(i);
+    for_each_key(threadIdx.x, n, blockDim.x, key_of_sample, [&](unsigned, Key<Acc> key) {
       if ((key & known) == prefix) atomicAdd(&shared.histogram[turn][key >> shift & digits], 1u);
-    }
+    });
     __syncthreads();
     for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[turn ^ 1][i] = 0;
     if (warp == warps - 1) {  // the last one, which has nothing to zero in a large block
@@ -98,11 +112,12 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, Key<Acc
   // Each warp has neighbouring indices, and learns how many lesser and equal keys come before them.
   const unsigned each = (n + blockDim.x - 1) / blockDim.x * 32, first = warp * each, end = min(first + each, n);
   unsigned lesser = 0, equal = 0;
-  for (unsigned i = first; i < end; i += 32) {
-    const Key<Acc> key = i + lane < end ? key_of_sample(i + lane) : ~static_cast<Key<Acc>>(0);
-    lesser += __popc(__ballot_sync(0xffffffffu, key < prefix));
-    equal += __popc(__ballot_sync(0xffffffffu, key == prefix));
-  }
+  for_each_key(first + lane, end, 32, key_of_sample, [&](unsigned, Key<Acc> key) {
+    lesser += key < prefix;
+    equal += key == prefix;
+  });
+  lesser = reduce_lanes(lesser, 32, Sum());
+  equal = reduce_lanes(equal, 32, Sum());
   if (lane == 0) {
     shared.lesser[warp] = lesser;
     shared.equal[warp] = equal;
@@ -110,6 +125,7 @@ __device__ Key<Acc> select_least(const EliteSelectParams& p, unsigned k, Key<Acc
   __syncthreads();
   lesser = reduce_lanes(lane < warp ? shared.lesser[lane] : 0u, 32, Sum());
   equal = reduce_lanes(lane < warp ? shared.equal[lane] : 0u, 32, Sum());
+#pragma unroll 2
   for (unsigned i = first; i < end; i += 32) {
     const Key<Acc> key = i + lane < end ? key_of_sample(i + lane) : ~static_cast<Key<Acc>>(0);
     const unsigned less = __ballot_sync(0xffffffffu, key < prefix), same = __ballot_sync(0xffffffffu, key == prefix);
@@ -154,13 +170,13 @@ __device__ void elite_select(const EliteSelectParams& p) {
   __syncthreads();
   Key<Acc> least = kWorst, most = 0;
   int finite = 0;
-  for (unsigned i = threadIdx.x; i < p.n; i += blockDim.x) {
-    const Key<Acc> key = key_at<Acc>(p, i);
+  auto load = [&](unsigned i) { return key_at<Acc>(p, i); };
+  for_each_key(threadIdx.x, static_cast<unsigned>(p.n), blockDim.x, load, [&](unsigned i, Key<Acc> key) {
     if (p.n <= kCached) shared.keys[i] = key;
     finite += key != kWorst;
     least = min(least, key);
     most = max(most, key == kWorst ? Key<Acc>(0) : key);
-  }
+  });
   for (int offset = 16; offset > 0; offset /= 2) {
     finite += __shfl_xor_sync(0xffffffffu, finite, offset);
     least = min(least, __shfl_xor_sync(0xffffffffu, least, offset));
