@@ -14,18 +14,19 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-// Which kernel of rms_norm_bwd.cu: of the common case, for 2 or 4 vectors a thread; of all others; and the two for any GPU.
-enum Variant { kVectors2, kVectors4, kGeneral, kRows, kColumns };
+// Which kernel: of the common case, for 2 or 4 vectors a thread; of all others; and the two for any GPU (rms_norm_bwd_any.cu).
+enum Variant { kVectors2, kVectors4, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors };
 
 Kernel& bwd_kernel(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][5];  // for the life of the process
+    Kernel* at[4][7];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_vectors2", "_vectors4", "_general", "_rows", "_columns"};
+      constexpr const char* suffixes[] = {"_vectors2",     "_vectors4",    "_general",        "_rows_any",
+                                          "_rows_vectors", "_columns_any", "_columns_vectors"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (Variant v : {kVectors2, kVectors4, kGeneral, kRows, kColumns})
-          at[t][v] =
-              new Kernel(v < kRows ? "rms_norm_bwd" : "rms_norm_bwd_any", std::string("rms_norm_bwd_") + name_of(t) + suffixes[v]);
+        for (Variant v : {kVectors2, kVectors4, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors})
+          at[t][v] = new Kernel(v < kRowsAny ? "rms_norm_bwd" : "rms_norm_bwd_any",
+                                std::string("rms_norm_bwd_") + name_of(t) + suffixes[v]);
     }
   };
   static const Table table;
@@ -39,7 +40,7 @@ struct Plan {
   LaunchShape shape;
 };
 
-Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, int device) {
+Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool common, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
   const unsigned width = 16 / size_of(dtype);
   const std::int64_t packs = (n + width - 1) / width;
@@ -54,9 +55,11 @@ Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, int d
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
   const std::int64_t most = static_cast<std::int64_t>(resident) * threads * (hw.clusters ? 16 : 1);
   if (!hw.tuned || dtype == kFloat64 || static_cast<int>(bytes + own_bytes) > hw.shared_bytes || packs > most) {
-    const std::int64_t across = (n + 255) / 256;
-    const std::int64_t groups = std::max<std::int64_t>(1, std::min<std::int64_t>(rows, 16 * hw.multiprocessors / across));
-    return {kColumns, groups, {static_cast<unsigned>(across * groups), 256}};
+    const std::int64_t columns = aligned && dtype != kFloat64 ? packs : n;
+    const unsigned block = std::min(256u, threads_for(columns, 1));
+    const std::int64_t across = (columns + block - 1) / block;
+    const std::int64_t groups = std::max<std::int64_t>(1, std::min<std::int64_t>(rows, 8 * hw.multiprocessors / across));
+    return {columns == n ? kColumnsAny : kColumnsVectors, groups, {static_cast<unsigned>(across * groups), block}};
   }
   LaunchShape shape{0, common ? 1u : 4u, 1, 1, bytes};
   while (shape.block_x < 32 && shape.block_x * resident < packs) shape.block_x *= 2;
@@ -79,20 +82,25 @@ Matrix matrix_of(TensorView h) {
   return {n > 0 ? h.numel() / n : 0, n};
 }
 
-// Whether the gradient is of the common case: rows that may be read in vectors, a weight of their dtype without offset, no bias.
-bool is_common(const Matrix& m, DType dtype, std::initializer_list<OptionalTensor> arrays, const OptionalTensor& weight,
-               double weight_offset, bool bias) {
+// Whether all rows, and the weight, may be read in vectors. Results are contiguous.
+bool is_aligned(const Matrix& m, DType dtype, std::initializer_list<OptionalTensor> arrays, const OptionalTensor& weight) {
   const int width = 16 / size_of(dtype);
-  bool common = dtype != kFloat64 && m.n % width == 0 && weight.has_value() && dtype_of(*weight, "weight") == dtype &&
-                aligned16(data_of(*weight)) && weight_offset == 0 && !bias;
+  bool aligned = m.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
   for (const OptionalTensor& array : arrays) {
-    if (array.has_value()) common = common && vectors_fit(rows_of(*array, "array"), width, dtype);
+    if (array.has_value()) aligned = aligned && vectors_fit(rows_of(*array, "array"), width, dtype);
   }
-  return common;
+  return aligned;
+}
+
+Plan plan_bwd(const Matrix& m, DType dtype, bool aligned, const OptionalTensor& weight, double weight_offset, bool bias,
+              int device) {
+  const bool common =
+      aligned && dtype != kFloat64 && weight.has_value() && dtype_of(*weight, "weight") == dtype && weight_offset == 0 && !bias;
+  return plan_bwd(m.rows, m.n, dtype, aligned, common, device);
 }
 
 std::int64_t scratch_of(const Plan& plan, const Matrix& m, bool weight, bool bias) {
-  return plan.partial_rows * m.n * (weight + bias) + (plan.variant == kColumns ? 3 * m.rows : 0);
+  return plan.partial_rows * m.n * (weight + bias) + (plan.variant >= kColumnsAny ? 3 * m.rows : 0);
 }
 
 // How many elements of scratch the gradient needs, in the dtype of the sums.
@@ -100,8 +108,9 @@ int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, Opt
                              double weight_offset) {
   const Matrix m = matrix_of(h);
   const DType dtype = dtype_of(h, "h");
-  const bool common = is_common(m, dtype, {h, dy, dh}, weight, weight_offset, bias);
-  return scratch_of(plan_bwd(m.rows, m.n, dtype, common, h.device().device_id), m, weight.has_value(), bias);
+  const bool aligned = is_aligned(m, dtype, {h, dy, dh}, weight);
+  const Plan plan = plan_bwd(m, dtype, aligned, weight, weight_offset, bias, h.device().device_id);
+  return scratch_of(plan, m, weight.has_value(), bias);
 }
 
 Rows single_stride(TensorView t, const char* name) {
@@ -147,8 +156,8 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
     p.weight = data_of(*weight);
   }
   const int device = h.device().device_id;
-  const bool common = is_common(m, dtype, {h, dy, dh, dx}, weight, weight_offset, dbias.has_value());
-  const Plan plan = plan_bwd(m.rows, m.n, dtype, common, device);
+  const bool aligned = is_aligned(m, dtype, {h, dy, dh, dx}, weight);
+  const Plan plan = plan_bwd(m, dtype, aligned, weight, weight_offset, dbias.has_value(), device);
   const std::int64_t needed = scratch_of(plan, m, weight.has_value(), dbias.has_value());
   if (dtype_of(scratch, "scratch") != sums || !scratch.is_contiguous() || scratch.numel() < needed) {
     raise("ValueError", "scratch: expected a contiguous array of " + std::to_string(needed) + " elements in the dtype of the sums");
@@ -167,9 +176,10 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   p.found = free;
   const ContextGuard context(device);
   const CUstream stream = current_stream(h.device());
-  if (plan.variant == kColumns) {
+  if (plan.variant >= kColumnsAny) {
     const unsigned blocks = static_cast<unsigned>(m.rows);
-    launch(bwd_kernel(dtype, kRows), device, stream, {blocks, m.n > 8192 ? 1024u : 256u}, &p);
+    const Variant rows = plan.variant == kColumnsAny ? kRowsAny : kRowsVectors;
+    launch(bwd_kernel(dtype, rows), device, stream, {blocks, m.n > 32768 ? 512u : m.n > 2048 ? 256u : 128u}, &p);
   }
   launch(bwd_kernel(dtype, plan.variant), device, stream, plan.shape, &p);
   if (dweight.has_value()) sum_rows(*dweight, "dweight", static_cast<char*>(p.dweight), plan.partial_rows, m.n, sums, stream);

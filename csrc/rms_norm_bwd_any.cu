@@ -12,26 +12,51 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-// Any rows on any GPU, in two kernels, which both read h and dy: for rows too wide for the one above, and GPUs without asynchronous
-// copies. A block or a cluster finds out about one row what its gradient needs.
-template <class T>
+// The weight of a pack of columns, as weight_of has it of one.
+template <class T, int kWidth>
+__device__ Pack<Accumulator<T>, kWidth> weights_of(const RmsNormBwdParams& p, long long at) {
+  using Acc = Accumulator<T>;
+  Pack<Acc, kWidth> weight;
+  if (kWidth == 1 || !p.weight || p.weight_wide) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) weight.at[j] = weight_of<T>(p, at * kWidth + j);
+  } else {
+    weight = convert<Acc>(static_cast<const Pack<T, kWidth>*>(p.weight)[at]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) weight.at[j] += scalars<Acc>(p).weight_offset;
+  }
+  return weight;
+}
+
+template <int kWidth, class T>
+__device__ Pack<T, kWidth>* packs_of(const Rows& rows, long long row) {
+  return reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(rows.data) + row * rows.stride);
+}
+
+// Any rows on any GPU, in two kernels, which both read h and dy: for rows too wide for the kernel in one pass, and GPUs without
+// tuned kernels. Packs are vectors where all is aligned, else single elements. A block finds out about one row what its gradient
+// needs.
+template <class T, int kWidth>
 __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   CUOPS_TEAM(Acc, 2, team);
-  const long long row = team.index;
-  const T* const h = static_cast<const T*>(p.h.data) + row * p.h.stride;
-  const T* const dy = static_cast<const T*>(p.dy.data) + row * p.dy.stride;
+  const long long row = team.index, packs = p.n / kWidth;
+  const auto *const h = packs_of<kWidth, T>(p.h, row), *const dy = packs_of<kWidth, T>(p.dy, row);
   const auto& constants = scalars<Acc>(p);
   Acc sums[2], scale = 1;
 #pragma unroll 1
   for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
     sums[0] = pass == 1 ? constants.sqrt_eps : Acc(0);
     sums[1] = 0;
-#pragma unroll 4
-    for (long long i = team.first(); i < p.n; i += team.threads()) {
-      const Acc v = convert<Acc>(h[i]) * scale;
-      sums[0] = pass == 1 ? Max()(sums[0], abs(v)) : sums[0] + v * v;
-      sums[1] += convert<Acc>(dy[i]) * weight_of<T>(p, i) * v;
+#pragma unroll(kWidth == 1 ? 4 : 2)
+    for (long long i = team.first(); i < packs; i += team.threads()) {
+      const auto wide = convert<Acc>(h[i]), grad = convert<Acc>(dy[i]), weight = weights_of<T, kWidth>(p, i);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Acc v = wide.at[j] * scale;
+        sums[0] = pass == 1 ? Max()(sums[0], abs(v)) : sums[0] + v * v;
+        sums[1] += grad.at[j] * weight.at[j] * v;
+      }
     }
     team.reduce(sums, [&](Acc a, Acc b) { return pass == 1 ? Max()(a, b) : a + b; });
     if (pass == 2) break;
@@ -49,29 +74,38 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   found[2] = sums[1] * constants.inverse_n;
 }
 
-// A thread has one column, and a block every n-th row.
-template <class T>
+// A thread has one pack of columns, and a block every n-th row.
+template <class T, int kWidth>
 __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
-  const long long across = (p.n + blockDim.x - 1) / blockDim.x, group = blockIdx.x / across, groups = gridDim.x / across;
-  const long long column = (blockIdx.x - group * across) * blockDim.x + threadIdx.x;
-  if (column >= p.n) return;
-  const Acc weight = weight_of<T>(p, column);
-  Acc dweight = 0, dbias = 0;
-#pragma unroll 4
+  const long long packs = p.n / kWidth, across = (packs + blockDim.x - 1) / blockDim.x;
+  const long long group = blockIdx.x / across, groups = gridDim.x / across;
+  const long long at = (blockIdx.x - group * across) * blockDim.x + threadIdx.x;
+  if (at >= packs) return;
+  const auto weight = weights_of<T, kWidth>(p, at);
+  Pack<Acc, kWidth> dweight = {}, dbias = {};
+#pragma unroll(kWidth == 1 ? 4 : 2)
   for (long long row = group; row < p.rows; row += groups) {
     const Acc* const found = static_cast<const Acc*>(p.found) + 3 * row;
     const Acc scale = found[0], rstd = found[1], mean = found[2];
-    const Acc dy = convert<Acc>(static_cast<const T*>(p.dy.data)[row * p.dy.stride + column]);
-    const Acc xhat = convert<Acc>(static_cast<const T*>(p.h.data)[row * p.h.stride + column]) * scale * rstd;
-    Acc dx = rstd * scale * (dy * weight - xhat * (rstd * mean));
-    if (p.dh.data) dx += convert<Acc>(static_cast<const T*>(p.dh.data)[row * p.dh.stride + column]);
-    static_cast<T*>(p.dx.data)[row * p.dx.stride + column] = convert<T>(dx);
-    dweight += dy * xhat;
-    dbias += dy;
+    const auto h = convert<Acc>(packs_of<kWidth, T>(p.h, row)[at]), dy = convert<Acc>(packs_of<kWidth, T>(p.dy, row)[at]);
+    Pack<Acc, kWidth> dx;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const Acc xhat = h.at[j] * scale * rstd;
+      dx.at[j] = rstd * scale * (dy.at[j] * weight.at[j] - xhat * (rstd * mean));
+      dweight.at[j] += dy.at[j] * xhat;
+      dbias.at[j] += dy.at[j];
+    }
+    if (p.dh.data) {
+      const auto dh = convert<Acc>(packs_of<kWidth, T>(p.dh, row)[at]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
+    }
+    packs_of<kWidth, T>(p.dx, row)[at] = convert<T>(dx);
   }
-  if (p.dweight) static_cast<Acc*>(p.dweight)[group * p.n + column] = dweight;
-  if (p.dbias) static_cast<Acc*>(p.dbias)[group * p.n + column] = dbias;
+  if (p.dweight) static_cast<Pack<Acc, kWidth>*>(p.dweight)[group * packs + at] = dweight;
+  if (p.dbias) static_cast<Pack<Acc, kWidth>*>(p.dbias)[group * packs + at] = dbias;
 }
 
 // Adds up the columns of a matrix of partial sums: blocks of 32 columns by blockDim.y rows at a time.
@@ -104,12 +138,17 @@ extern "C" __global__ void sum_rows_f32(cuops::SumRowsParams p) { cuops::sum_row
 extern "C" __global__ void sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_rows<double>(p); }
 
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
-#define RMS_NORM_BWD_IN_TWO(name, T)                                                                         \
-  extern "C" __global__ void __launch_bounds__(1024) rms_norm_bwd_##name##_rows(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd_rows<T>(p);                                                                          \
-  }                                                                                                          \
-  extern "C" __global__ void rms_norm_bwd_##name##_columns(cuops::RmsNormBwdParams p) { cuops::rms_norm_bwd_columns<T>(p); }
-RMS_NORM_BWD_IN_TWO(f64, double)
-RMS_NORM_BWD_IN_TWO(f32, float)
-RMS_NORM_BWD_IN_TWO(f16, __half)
-RMS_NORM_BWD_IN_TWO(bf16, __nv_bfloat16)
+#define RMS_NORM_BWD_IN_TWO(name, T, suffix, kWidth)                                                                   \
+  extern "C" __global__ void __launch_bounds__(1024) rms_norm_bwd_##name##_rows##suffix(cuops::RmsNormBwdParams p) {   \
+    cuops::rms_norm_bwd_rows<T, kWidth>(p);                                                                            \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd_##name##_columns##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd_columns<T, kWidth>(p);                                                                         \
+  }
+#define RMS_NORM_BWD_IN_TWO_OF(name, T) \
+  RMS_NORM_BWD_IN_TWO(name, T, _any, 1) \
+  RMS_NORM_BWD_IN_TWO(name, T, _vectors, cuops::kVectorWidth<T>)
+RMS_NORM_BWD_IN_TWO(f64, double, _any, 1)
+RMS_NORM_BWD_IN_TWO_OF(f32, float)
+RMS_NORM_BWD_IN_TWO_OF(f16, __half)
+RMS_NORM_BWD_IN_TWO_OF(bf16, __nv_bfloat16)
