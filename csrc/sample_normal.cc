@@ -27,13 +27,9 @@ Kernel& kernel_for(DType dtype, Variant variant) {
   return *table.at[dtype][variant];
 }
 
-// How many of `turns` a thread takes on each of `lines`, for `waves` times as many threads as the GPU runs at a time: more are
-// better balanced, fewer have fewer preparations. Waves are whole, as the last is as long as the others.
-std::int64_t step_for(std::int64_t turns, std::int64_t lines, const Hardware& hw) {
-  const std::int64_t wave = std::int64_t{hw.multiprocessors} * 7 * kSampleThreads;  // 7 blocks, by their launch bounds
-  const std::int64_t waves = std::clamp<std::int64_t>(turns * lines / (wave * 32), 1, 4);
-  const std::int64_t chunks = std::clamp<std::int64_t>(waves * wave / std::max<std::int64_t>(lines, 1), 1, turns);
-  return divide_up(turns, chunks);
+// Enough turns a thread that its preparations do not count, as long as one wave of threads fills the GPU.
+std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most, const Hardware& hw) {
+  return std::clamp<std::int64_t>(divide_up(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
 }
 
 void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
@@ -47,7 +43,7 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
   p.lanes = 1;
   while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
   const std::int64_t turns = divide_up(groups, p.lanes), columns = divide_up(p.columns, kSampleThreads / p.lanes);
-  p.step = std::min<std::int64_t>(step_for(turns, columns * kSampleThreads, hw), 32);
+  p.step = step_for(turns, columns * kSampleThreads, 32, hw);
   const bool whole = wide && dtype != kFloat16 && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 &&
                      p.start % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
   const unsigned blocks = sample_blocks(columns * divide_up(turns, p.step) * kSampleThreads);
@@ -70,10 +66,8 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   } else if (tuned && dtype == kFloat32) {
     variant = kRows1Host;
   }
-  p.step = step_for(groups, p.columns / width, hw);
-  // The other kernels run more blocks at a time, which many short waves balance. And shared noise costs so little that the writes
-  // count: neighbouring rows at about the same time.
-  if (variant != kRows4) p.step = std::min<std::int64_t>(p.step, variant == kRows4Shared && size == 4 ? 2 : 32);
+  // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
+  p.step = step_for(groups, p.columns / width, variant == kRows4Shared && size == 4 ? 2 : 32, hw);
   const unsigned blocks = sample_blocks(p.columns / width * divide_up(groups, p.step));
   launch(kernel_for(dtype, variant), device, stream, {blocks, kSampleThreads}, &p);
 }

@@ -23,6 +23,7 @@ __device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
 template <class T, int kWidth, bool kShared, class Key>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
+  const Noise<Key> noise = noise_of<Key>(p);
   const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
   const long long column = (thread_index() - chunk * tiles) * kWidth;
   long long group = p.group + chunk * p.step;
@@ -33,8 +34,6 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
   }
-  const Noise<Key> noise = noise_of<Key>(p);
-  bool unchecked = true;
   const bool shared = kShared || (kWidth < 4 && p.shared);
   const long long numbered = shared ? 0 : p.first_column + column;
   const unsigned distinct = shared ? 0 : 1;
@@ -50,11 +49,6 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         z[j] = kShared && j ? z[0] : normals_of<T>(noise, static_cast<unsigned>(group), low + j * distinct, top);
-      }
-      if (unchecked) {
-        unchecked = false;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) of[j].check();
       }
       auto store = [&](char* to, int i, Acc sign) {
         Pack<T, kWidth> v;
@@ -84,8 +78,7 @@ __device__ void sample_columns(const SampleNormalParams& p) {
   long long group = p.group + chunk * p.step * p.lanes + threadIdx.x % p.lanes;
   if (column >= p.columns) return;
   const long long end = min(group + p.step * p.lanes, p.end_group);
-  Distribution<T> of(p, column);
-  of.check();
+  const Distribution<T> of(p, column);
   const long long numbered = p.shared ? 0 : p.first_column + column;
   T* const row = static_cast<T*>(p.samples) + column * p.num_samples;
   T* at = row + (group * 4 - p.start);
@@ -134,8 +127,7 @@ __device__ inline void sample_truncated(const SampleNormalParams& p) {
   double mu = 0, sigma = 0, low = 0, high = 0;
   with_dtype(p.dtype, [&](auto* as) {
     using T = typename Pointee<decltype(as)>::type;
-    Distribution<T> normal(p, column);
-    normal.check();
+    const Distribution<T> normal(p, column);
     mu = normal.mu;
     sigma = normal.sigma;
     low = convert<double>(static_cast<const T*>(p.low)[p.one_low ? 0 : column]);

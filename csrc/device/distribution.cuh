@@ -25,10 +25,7 @@ struct Distribution {
     using Acc = Accumulator<T>;
     mu = parameter<T>(p.mu, p.mu_wide, p.one_mu, column);
     sigma = p.sigma ? parameter<T>(p.sigma, p.sigma_wide, p.one_sigma, column) : static_cast<Acc>(p.sigma_value);
-  }
-  // A sigma that is none gives NaN. Apart from the loads, so that nothing waits for them before it has to.
-  __device__ void check() {
-    if (!(sigma >= Accumulator<T>(0))) sigma = static_cast<Accumulator<T>>(__int_as_float(0x7fffffff));
+    if (!(sigma >= Acc(0))) sigma = static_cast<Acc>(__int_as_float(0x7fffffff));
   }
   __device__ T at(Accumulator<T> z) const { return convert<T>(fma(sigma, z, mu)); }
 };

@@ -272,10 +272,10 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         seed, replays = host_seed(None), _backend.library().sample_normal_replays(device)
     elif generator is not None and (type(generator) is not torch.Generator or not is_for(generator, mu.device)):
         return None
-    if len(shape) == 1 and sample_dim == 0:
-        x = mu.new_empty((num_samples, shape[0]))
+    if sample_dim == 0:
+        x = mu.new_empty((num_samples, *shape) if len(shape) == 1 else (*shape[:-1], num_samples, shape[-1]))
     else:
-        x = mu.new_empty(sizes_of(shape, num_samples, sample_dim))
+        x = mu.new_empty((*shape, num_samples))
     if seed is not None:
         _library_fwd()(x, mu, sigma, value, None, None, state, replays, seed, 0, start, sample_dim, shared, antithetic)
         return x
