@@ -114,7 +114,7 @@ def test_damaged_image(installation: Installation, driver: Path):
         section = ELFFile(file).get_section_by_name(".cuops_images")
         for entry in (IMAGE.unpack_from(section.data(), 8 + i * IMAGE.size) for i in range(section.data()[0])):
             op, *_, offset, size, _ = entry
-            if op.startswith(b"rms_norm\0"):
+            if op.startswith(b"rms_norm"):
                 file.seek(section["sh_offset"] + offset)
                 file.write(b"\xff" * size)
     kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
