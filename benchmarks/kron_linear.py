@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from cuops._bench import report
-from cuops._bench.case import DTYPES, Case, measure_all
-from cuops._bench.timing import CpuTimer, CudaTimer
+from cuops._bench.case import DTYPES, Case
 
-Records = list[dict[str, Any]]
-Timer = CudaTimer | CpuTimer
+from .comparison import Records, Shapes, Timer, cases_of, comparison
 
 FORWARD = {
     "f": [
@@ -43,26 +41,13 @@ GRID_ELEMENTS = 1 << 26  # of x: a bound on memory, and on time
 TINY = 1 << 20  # elements: such cases are replayed in a row, as launching takes longer than they do
 
 
-def _cases(kind: str, standard: dict[str, list[tuple[int, ...]]], options: argparse.Namespace) -> list[Case]:
-    chosen = {letter: standard.get(letter, standard["f"]) for letter in options.dtypes} if options.dtypes else standard
-    cases = []
-    for letter, shapes in chosen.items():
-        shapes = options.shapes or (shapes[:2] if options.quick else shapes)
-        cases += [Case("kron_linear", kind, shape, DTYPES[letter]) for shape in shapes]
-    return cases
-
-
-def _comparison(
-    cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, calls: int = 1
-) -> Records:
-    records = measure_all(cases, functions, timer, options.device, calls)
-    print(report.comparison(records))
-    return records
+def _cases(kind: str, standard: Shapes, options: argparse.Namespace) -> list[Case]:
+    return cases_of("kron_linear", kind, standard, options, other="f")
 
 
 def forward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """kernel time, L2 emptied before each call, against a copy of x and y"""
-    return _comparison(_cases("forward", FORWARD, options), options, functions, timer)
+    return comparison(_cases("forward", FORWARD, options), options, functions, timer)
 
 
 def tf32(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -70,14 +55,14 @@ def tf32(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     torch.set_float32_matmul_precision("high")
     try:
         cases = [case for case in _cases("forward", TF32, options) if case.dtype == torch.float32]
-        return _comparison(cases, options, functions, timer)
+        return comparison(cases, options, functions, timer)
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
 def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """dx and every dW by torch.autograd.grad, against a copy of x, dy and dx"""
-    return _comparison(_cases("backward", BACKWARD, options), options, functions, timer)
+    return comparison(_cases("backward", BACKWARD, options), options, functions, timer)
 
 
 def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -129,7 +114,7 @@ def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
                 chosen = [shape for shape in shapes if (math.prod(shape) <= TINY) == tiny]
                 cases = [Case("kron_linear", kind, shape, DTYPES[letter]) for shape in chosen]
                 print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}", flush=True)
-                records += _comparison(cases, options, functions, timer, calls=20 if tiny else 1)
+                records += comparison(cases, options, functions, timer, calls=20 if tiny else 1)
     _summary(records)
     return records
 

@@ -15,12 +15,10 @@ import cuops
 import numpy as np
 import torch
 from cuops._bench import report
-from cuops._bench.case import DTYPES, Case, measure_all
+from cuops._bench.case import DTYPES, Case
 from cuops._bench.rms_norm import EPS
-from cuops._bench.timing import CpuTimer, CudaTimer
 
-Records = list[dict[str, Any]]
-Timer = CudaTimer | CpuTimer
+from .comparison import Records, Shapes, Timer, cases_of, comparison
 
 FORWARD = {
     "b": [
@@ -56,41 +54,28 @@ GRID_ELEMENTS = 1 << 28  # a bound on memory, and on time
 TINY = 1 << 21  # elements: such cases are replayed in a row, as launching takes longer than they do
 
 
-def _cases(kind: str, standard: dict[str, list[tuple[int, int]]], options: argparse.Namespace) -> list[Case]:
-    chosen = {letter: standard.get(letter, standard["b"]) for letter in options.dtypes} if options.dtypes else standard
-    cases = []
-    for letter, shapes in chosen.items():
-        shapes = options.shapes or (shapes[:2] if options.quick else shapes)
-        cases += [Case("rms_norm", kind, shape, DTYPES[letter]) for shape in shapes]
-    return cases
-
-
-def _comparison(
-    cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, calls: int = 1
-) -> Records:
-    records = measure_all(cases, functions, timer, options.device, calls)
-    print(report.comparison(records))
-    return records
+def _cases(kind: str, standard: Shapes, options: argparse.Namespace) -> list[Case]:
+    return cases_of("rms_norm", kind, standard, options, other="b")
 
 
 def forward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """kernel time, L2 emptied before each call, against a copy of x and y"""
-    return _comparison(_cases("forward", FORWARD, options), options, functions, timer)
+    return comparison(_cases("forward", FORWARD, options), options, functions, timer)
 
 
 def residual(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """h = x + residual fused, against a copy of x, residual, y and h"""
-    return _comparison(_cases("residual", RESIDUAL, options), options, functions, timer)
+    return comparison(_cases("residual", RESIDUAL, options), options, functions, timer)
 
 
 def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """dx and dweight by torch.autograd.grad, against a copy of x, dy and dx"""
-    return _comparison(_cases("backward", BACKWARD, options), options, functions, timer)
+    return comparison(_cases("backward", BACKWARD, options), options, functions, timer)
 
 
 def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """small batches, 50 calls in one CUDA graph, the L2 cache warm"""
-    return _comparison(_cases("forward", {"b": SMALL}, options), options, functions, timer, calls=50)
+    return comparison(_cases("forward", {"b": SMALL}, options), options, functions, timer, calls=50)
 
 
 def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -243,7 +228,7 @@ def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
                     if (shape[0] * shape[1] <= TINY) == tiny
                 ]
                 print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}")
-                records += _comparison(cases, options, functions, timer, calls=20 if tiny else 1)
+                records += comparison(cases, options, functions, timer, calls=20 if tiny else 1)
     compared = sorted(
         (record for record in records if "to_best_peer" in record), key=lambda record: record["to_best_peer"]
     )
