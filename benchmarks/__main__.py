@@ -19,6 +19,13 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in re.split("[x,]", text))
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(text)
+    return part, parts
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -28,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), help="f d h b: float32, float64, float16, bfloat16")
     made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")
     made.add_argument("--grid", action="store_true", help="the grid of all sizes instead of the standard run")
+    made.add_argument(
+        "--part", type=_part, metavar="2/8", help="of RMSNorm's grid, which takes long; parts add up in --output"
+    )
     made.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     made.add_argument("--quick", action="store_true", help="fewer shapes, shorter measurements")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -42,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(names) - benchmark.SECTIONS.keys()
     if unknown:
         parser().error(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
+    if options.part and (options.operator, names) != ("rms_norm", ["grid"]):
+        parser().error("--part: only RMSNorm's grid has parts")
     functions = available(options.operator, options.device, options.without)
     clock = timer(options.device, options.quick)
     content: dict[str, Any] = {
@@ -53,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     print(f"{facts['device']}, {versions}, commit {facts['commit']}")
     stem = options.output / (f"{options.operator}_grid" if names == ["grid"] else options.operator)
+    if options.part:
+        stem = stem.with_name("{}_{}of{}".format(stem.name, *options.part))
     for name in names:
         print(f"\n{name}: {benchmark.SECTIONS[name].__doc__}", flush=True)
         content["sections"][name] = benchmark.SECTIONS[name](options, functions, clock)

@@ -15,10 +15,11 @@ import cuops
 import numpy as np
 import torch
 from cuops._bench import report
-from cuops._bench.case import DTYPES, Case
+from cuops._bench.case import Case
 from cuops._bench.rms_norm import EPS
 
 from .comparison import Records, Shapes, Timer, cases_of, comparison
+from .rms_norm_grid import grid
 
 FORWARD = {
     "b": [
@@ -42,16 +43,6 @@ BACKWARD = {
 }
 SMALL = [(rows, n) for rows in (1, 64) for n in (256, 1024, 4096, 16384)]
 HOST_ARRAYS = [("float32", 1024, 1024), ("float32", 8192, 4096), ("float32", 16384, 16384), ("float64", 16384, 16384)]
-
-GRID_SIZES = sorted(
-    {1 << k for k in range(6, 21)}
-    | {(1 << k) + 8 for k in range(7, 20, 2)}
-    | {96, 776, 1000, 5120, 7168, 24576, 100_000, 640_000}
-    | {65, 257, 1023, 4097, 33333, 262_143, 999_999}
-)
-GRID_ROWS = (1, 16, 256, 4096, 131_072)
-GRID_ELEMENTS = 1 << 28  # a bound on memory, and on time
-TINY = 1 << 21  # elements: such cases are replayed in a row, as launching takes longer than they do
 
 
 def _cases(kind: str, standard: Shapes, options: argparse.Namespace) -> list[Case]:
@@ -207,37 +198,6 @@ def first_call(options: argparse.Namespace, functions: dict[str, Any], timer: Ti
         )
     )
     return [record]
-
-
-def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
-    """forward and backward at all sizes, the worst ratio to the best peer last"""
-    records: Records = []
-    sizes = GRID_SIZES[::6] if options.quick else GRID_SIZES
-    shapes = options.shapes or [
-        (rows, n)
-        for n in sizes
-        for rows in GRID_ROWS
-        if rows * n <= (1 << 14 if options.device == "cpu" else GRID_ELEMENTS)
-    ]
-    for letter in options.dtypes or ("b", "f"):
-        for kind in ("forward", "backward"):
-            for tiny in (True, False):
-                cases = [
-                    Case("rms_norm", kind, shape, DTYPES[letter])
-                    for shape in shapes
-                    if (shape[0] * shape[1] <= TINY) == tiny
-                ]
-                print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}")
-                records += comparison(cases, options, functions, timer, calls=20 if tiny else 1)
-    compared = sorted(
-        (record for record in records if "to_best_peer" in record), key=lambda record: record["to_best_peer"]
-    )
-    print("\nthe slowest against the best peer:")
-    for record in compared[-10:]:
-        print(
-            f"{record['to_best_peer']:.3f}x {record['best_peer']}: {record['kind']} {record['dtype']} {record['shape']}"
-        )
-    return records
 
 
 SECTIONS = {f.__name__: f for f in (forward, residual, backward, small, host, host_arrays, first_call, grid)}

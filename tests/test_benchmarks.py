@@ -41,6 +41,16 @@ def test_the_grid_ends_with_the_worst_ratio_to_the_best_peer(tmp_path, capsys):
     assert len(ratios) == 4
 
 
+def test_the_parts_of_the_grid_add_up(tmp_path, capsys):
+    grid = ["rms_norm", "--grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]
+    assert benchmarks.main([*grid, "--part", "1/2"]) == 0
+    assert "2 cases" in capsys.readouterr().out
+    assert benchmarks.main([*grid, "--part", "2/2"]) == 0
+    assert "4 cases" in capsys.readouterr().out
+    parts = [json.loads((tmp_path / f"rms_norm_grid_{i}of2.json").read_text())["sections"]["grid"] for i in (1, 2)]
+    assert len({(record["kind"], *record["shape"]) for part in parts for record in part}) == 4
+
+
 @pytest.mark.parametrize("kind", operator.KINDS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_right_results_pass_the_check_and_a_wrong_row_does_not(kind, dtype):
@@ -73,6 +83,20 @@ def test_a_failing_peer_leaves_the_others_measured():
     assert record["results"]["Liger"] == {"failure": "RuntimeError: no such size"}
     assert record["best_peer"] == "torch"
     assert record["to_best_peer"] > 0
+
+
+@pytest.mark.parametrize("arguments", [["kron_linear", "--grid"], ["rms_norm", "forward"]], ids=" ".join)
+def test_parts_of_what_has_none_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        benchmarks.main([*arguments, "--device", "cpu", "--part", "1/2"])
+    assert "only RMSNorm's grid has parts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2"])
+def test_parts_that_are_none_are_refused(part, capsys):
+    with pytest.raises(SystemExit):
+        benchmarks.main(["rms_norm", "--grid", "--device", "cpu", "--part", part])
+    assert "--part" in capsys.readouterr().err
 
 
 def test_an_unknown_section_is_refused(capsys):
