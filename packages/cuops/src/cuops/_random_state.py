@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _sample_normal_checks
+
 
 def host_seed(generator: torch.Generator | None) -> int:
     """A seed from a generator of the CPU."""
@@ -40,9 +42,7 @@ def random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tenso
             raise ValueError(f"seed: expected a tensor on mu's device, {device}, got one on {seed.device}")
         return seed, 0, 0
     if seed is not None:
-        from .sample_normal import check_seed
-
-        return None, check_seed(seed), 0
+        return None, _sample_normal_checks.seed(seed), 0
     if generator is not None:
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")

@@ -1,0 +1,49 @@
+"""What the arguments of `sample_normal` must be: each function raises an error that names its argument."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import _arguments
+from ._noise import MOST_COLUMNS, MOST_SAMPLES
+
+
+def number(name: str, value: Any) -> None:
+    """What is given in place of an array: a number or None."""
+    if name == "mu" or isinstance(value, bool):
+        raise TypeError(f"{name}: expected an array, got {type(value).__qualname__}")
+    if value is not None and (math.isnan(value) or (name == "sigma" and not 0 <= value < math.inf)):
+        raise ValueError(f"{name}: expected a {'finite ' if name == 'sigma' else ''}number, got {value}")
+
+
+def bounds(ordered: bool) -> None:
+    """`ordered` says whether low is less than high everywhere."""
+    if not ordered:
+        raise ValueError("low: expected less than high everywhere")
+
+
+def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> None:
+    """There are counters for these samples and columns."""
+    _arguments.integer("start", start, 0, MOST_SAMPLES)
+    _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES - start)
+    if sample_dim not in (0, -1):
+        raise ValueError(f"sample_dim: expected 0 or -1, got {sample_dim}")
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
+
+
+def out(given: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:
+    """What the result is written into has its shape and dtype."""
+    _arguments.array("out", given, like, "mu")
+    wanted, got = _arguments.dtype_name(dtype), _arguments.dtype_name(given.dtype)
+    if tuple(given.shape) != tuple(sizes) or wanted != got:
+        raise ValueError(f"out: expected shape {tuple(sizes)} and dtype {wanted}, got {tuple(given.shape)} and {got}")
+    if _arguments.is_ndarray(given) and not given.flags.writeable:
+        raise ValueError("out: expected a writable array, got a read-only one")
+
+
+def seed(given: Any) -> int:
+    """The seed's 64 bits as a signed number, which is what operators take."""
+    _arguments.integer("seed", given, -(1 << 63), (1 << 64) - 1)
+    return (int(given) + (1 << 63)) % (1 << 64) - (1 << 63)

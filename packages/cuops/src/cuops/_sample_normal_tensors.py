@@ -1,0 +1,164 @@
+"""Normal samples of PyTorch tensors: by the operators, or straight by the library."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _backend, reference
+from . import _sample_normal_checks as _checks
+from ._random_state import advancing, host_seed, is_capturing, is_for, random_state
+from ._sample_normal_torch import draw_into, draw_of
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  # type: ignore[no-untyped-def]
+    """`sample_normal` of tensors, its other arguments being checked."""
+    mu, sigma, low, high = given.values()
+    if not isinstance(sigma, Tensor):
+        sigma = torch.full((1,), float(sigma), dtype=mu.dtype, device=mu.device)
+    truncated = low is not None or high is not None
+    if truncated:
+        low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
+    if (validate or not mu.is_cuda) and not torch.compiler.is_compiling() and not _is_transformed():
+        _check_values(sigma, low, high)
+    if out is not None:
+        _checks.out(out, sizes, dtype, mu)
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
+            raise ValueError("out: expected no argument that requires a gradient")
+    if 0 in sizes:
+        return mu.new_empty(sizes, dtype=dtype) if out is None else out
+    parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
+    layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
+    state, seed, stream = random_state(mu.device, generator, seed)
+    if out is not None and out.is_cuda and out.is_contiguous():
+        draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
+        return out
+    if _is_transformed():
+        whole = draw_of(state, seed, stream, *layout)
+        x = reference.sample_normal_formula(*parameters, whole, dtype)  # type: ignore[call-arg]
+    else:
+        x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
+    return x if out is None else out.copy_(x)
+
+
+def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> None:
+    if not bool((sigma >= 0).all()):
+        raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
+    if low is not None and high is not None:
+        _checks.bounds(bool((low < high).all()))
+
+
+def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
+    """A bound in the result's dtype, rounded to where it still holds."""
+    if not isinstance(bound, Tensor):
+        missing = -math.inf if up else math.inf
+        value = missing if bound is None else _number_inwards(float(bound), dtype, up)
+        return torch.full((1,), value, dtype=dtype, device=mu.device)
+    if bound.dtype == dtype:
+        return bound
+    rounded = _rounded_inwards(bound.detach(), dtype, up)
+    return bound + (rounded - bound).detach() if bound.requires_grad else rounded
+
+
+def _rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+    rounded = exact.to(dtype)
+    wrong = rounded.double() < exact.double() if up else rounded.double() > exact.double()
+    return torch.where(
+        wrong, torch.nextafter(rounded, torch.full_like(rounded, math.inf if up else -math.inf)), rounded
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
+    return _number_inwards_once(bound, dtype, up)
+
+
+@functools.lru_cache(maxsize=256)
+def _number_inwards_once(bound: float, dtype: torch.dtype, up: bool) -> float:
+    return float(_rounded_inwards(torch.tensor([bound], dtype=torch.float64), dtype, up))
+
+
+_is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+_is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is at work."""
+    return not _is_compiling() and (_peek() is not None or forward_ad._current_level >= 0)
+
+
+@functools.cache
+def _library_fwd() -> Any:
+    return _backend.library().sample_normal_fwd
+
+
+# Written for speed: this much of a call is cuops' own.
+def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, seed, start):  # type: ignore[no-untyped-def]
+    """The samples by the shortest way, without PyTorch's dispatcher, or None where a call needs more than that."""
+    if (
+        type(mu) not in PLAIN
+        or _is_compiling()
+        or not mu.is_cuda
+        or type(num_samples) is not int
+        or num_samples <= 0
+        or type(start) is not int
+        or not 0 <= start < 1 << 43
+        or (sample_dim != 0 and sample_dim != -1)
+        or _modes()
+        or _peek() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    shape, value = mu.shape, 0.0
+    if type(sigma) in PLAIN:
+        if sigma.shape != shape or (_is_grad_enabled() and (mu.requires_grad or sigma.requires_grad)):
+            return None
+    elif type(sigma) is float and 0 <= sigma < math.inf and not (_is_grad_enabled() and mu.requires_grad):
+        sigma, value = None, sigma
+    else:
+        return None
+    if not shape or 0 in shape:
+        return None
+    replays, state = 0, None
+    if type(seed) is Tensor and generator is None:
+        state, seed = seed, 0
+    elif seed is not None:
+        if generator is not None or type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
+            return None
+    elif is_capturing():
+        if generator is not None:
+            return None
+        device = mu.device.index
+        seed, replays = host_seed(None), _backend.library().sample_normal_replays(device)
+    elif generator is not None and (type(generator) is not torch.Generator or not is_for(generator, mu.device)):
+        return None
+    if sample_dim == 0:
+        x = mu.new_empty((num_samples, *shape) if len(shape) == 1 else (*shape[:-1], num_samples, shape[-1]))
+    else:
+        x = mu.new_empty((*shape, num_samples))
+    if seed is not None:
+        _library_fwd()(x, mu, sigma, value, None, None, state, replays, seed, 0, start, sample_dim, shared, antithetic)
+        return x
+    taken = _default_generators()[mu.get_device()] if generator is None else generator
+    with advancing:
+        offset, seed = taken.get_offset(), taken.initial_seed()
+        if seed >> 63:
+            seed -= 1 << 64
+        _library_fwd()(
+            x, mu, sigma, value, None, None, None, 0, seed, offset >> 2, start, sample_dim, shared, antithetic
+        )  # fmt: skip
+        taken.set_offset(offset + 4)
+    return x
+
+
+@functools.cache
+def _default_generators() -> Any:
+    torch.cuda.init()
+    return torch.cuda.default_generators
