@@ -7,12 +7,13 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from cuops._bench import OPERATORS, report
 from cuops._bench.case import DTYPES, available
 from cuops._bench.timing import timer
+
+PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")
     made.add_argument("--grid", action="store_true", help="the grid of all sizes instead of the standard run")
     made.add_argument(
-        "--part", type=_part, metavar="2/8", help="of RMSNorm's grid, which takes long; parts add up in --output"
+        "--part", type=_part, metavar="2/8", help="of a section that takes long; parts add up in --output"
     )
     made.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     made.add_argument("--quick", action="store_true", help="fewer shapes, shorter measurements")
@@ -52,28 +53,23 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(names) - benchmark.SECTIONS.keys()
     if unknown:
         parser().error(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
-    if options.part and (options.operator, names) != ("rms_norm", ["grid"]):
-        parser().error("--part: only RMSNorm's grid has parts")
+    if options.part and (options.operator, names) not in PARTED:
+        parser().error("--part: only RMSNorm's grid and the article's comparison have parts")
     functions = available(options.operator, options.device, options.without)
     clock = timer(options.device, options.quick)
-    content: dict[str, Any] = {
-        "operator": options.operator,
-        "provenance": report.provenance(options.device),
-        "sections": {},
-    }
-    facts = content["provenance"]
+    facts = report.provenance(options.device) | {"quick": options.quick}
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     print(f"{facts['device']}, {versions}, commit {facts['commit']}")
     stem = options.output / (f"{options.operator}_grid" if names == ["grid"] else options.operator)
-    if options.part:
+    if options.part and names == ["grid"]:
         stem = stem.with_name("{}_{}of{}".format(stem.name, *options.part))
+    options.earlier = report.earlier_sections(stem.with_suffix(".json"), facts)
+    content = {"operator": options.operator, "provenance": facts, "sections": {**options.earlier}}
     for name in names:
         print(f"\n{name}: {benchmark.SECTIONS[name].__doc__}", flush=True)
         content["sections"][name] = benchmark.SECTIONS[name](options, functions, clock)
         report.write_json(stem.with_suffix(".json"), content)
-    plotted = {
-        name: content["sections"][name] for name in names if name in benchmark.PLOTTED and content["sections"][name]
-    }
+    plotted = {name: found for name, found in content["sections"].items() if name in benchmark.PLOTTED and found}
     if plotted:
         report.plot(stem.with_suffix(".png"), plotted, f"{options.operator} on {facts['device']}")
     print(f"\nwrote {', '.join(str(path) for path in sorted(options.output.glob(f'{stem.name}.*')))}")

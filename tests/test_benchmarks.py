@@ -1,5 +1,6 @@
 """The benchmark harness, as far as the CPU can run it."""
 
+import argparse
 import json
 import re
 
@@ -12,6 +13,7 @@ from cuops._bench.timing import CpuTimer
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import rms_norm as rms_norm_benchmark
+from benchmarks import sample_normal_article as article
 
 SMALL = ["--device", "cpu", "--quick", "--shapes", "5x64", "3x33", "--without", "torch.compile"]
 
@@ -89,7 +91,7 @@ def test_a_failing_peer_leaves_the_others_measured():
 def test_parts_of_what_has_none_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         benchmarks.main([*arguments, "--device", "cpu", "--part", "1/2"])
-    assert "only RMSNorm's grid has parts" in capsys.readouterr().err
+    assert "have parts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "2"])
@@ -114,3 +116,36 @@ def test_the_comparison_of_the_article_ends_with_the_average_speed_up_and_both_p
     assert (tmp_path / "sample_normal_article.png").read_bytes().startswith(b"\x89PNG")
     records = json.loads((tmp_path / "sample_normal.json").read_text())["sections"]["article"]
     assert all(len(record["call_us"]) == len(record["kernel_us"]) == 4 for record in records)
+
+
+def test_a_run_keeps_the_sections_that_it_does_not_measure(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUOPS_COMMIT", "abc123")
+    quick = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
+
+    def run(*sections):
+        assert benchmarks.main(["sample_normal", *sections, *quick]) == 0
+        return json.loads((tmp_path / "sample_normal.json").read_text())["sections"]
+
+    earlier = run("samples", "host")
+    assert [(record["samples"], record["dimension"]) for record in earlier["samples"]] == [(64, 110), (256, 110)]
+    later = run("host")
+    assert list(later) == ["samples", "host"]
+    assert later["samples"] == earlier["samples"]
+    assert later["host"] != earlier["host"]
+    monkeypatch.setenv("CUOPS_COMMIT", "other")
+    assert list(run("host")) == ["host"]
+
+
+def test_parts_of_the_article_add_up(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(article, "_measured", lambda shapes, *_: [times(n, d) for n, d in shapes])
+
+    def times(n, d):
+        names = {"cuops, independent": d, "torch, independent": 3 * d}
+        return {"samples": n, "dimension": d, "call_us": names, "kernel_us": names}
+
+    options = argparse.Namespace(device="cuda", quick=False, output=tmp_path, part=(2, 2), earlier={})
+    half = article.article(options, {}, CpuTimer())
+    assert [record["dimension"] for record in half[:2]] == [110, 310]
+    options.part, options.earlier = (1, 2), {"article": half}
+    assert [record["dimension"] for record in article.article(options, {}, CpuTimer())] == list(range(10, 5000, 100))
+    assert capsys.readouterr().out.endswith("calls from Python: 3.00\n")

@@ -105,6 +105,15 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     scratch.replace(path)
 
 
+def earlier_sections(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier run left there, if it was of the same commit and versions on the same device."""
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    then, now = ({**provenance, "date": None} for provenance in (content["provenance"], facts))
+    return dict(content["sections"]) if then == now else {}
+
+
 def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) -> None:
     """Bars of the fraction of the roof, a panel a section."""
     import matplotlib as mpl
