@@ -104,7 +104,7 @@ void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView
   p.partial = data_of(partial);
   p.pairs = dtype == kFloat32 && !allow_tf32;
   static Kernel kernels[] = {{"kron_linear_bwd", "kron_linear_bwd_f64"}, {"kron_linear_bwd", "kron_linear_bwd_f32"}};
-  static Kernel sum_kernels[] = {{"rms_norm_bwd_any", "sum_rows_f64"}, {"rms_norm_bwd_any", "sum_rows_f32"}};
+  static Kernel sum_kernels[] = {{"rms_norm_bwd_any", "rms_norm_sum_rows_f64"}, {"rms_norm_bwd_any", "rms_norm_sum_rows_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
   launch(kernels[sums != kFloat64], device, stream, plan.shape, &p);

@@ -122,7 +122,7 @@ Rows single_stride(TensorView t, const char* name) {
 
 void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums,
               CUstream stream) {
-  static Kernel kernels[] = {{"rms_norm_bwd_any", "sum_rows_f64"}, {"rms_norm_bwd_any", "sum_rows_f32"}};
+  static Kernel kernels[] = {{"rms_norm_bwd_any", "rms_norm_sum_rows_f64"}, {"rms_norm_bwd_any", "rms_norm_sum_rows_f32"}};
   SumRowsParams p{partial, data_of(sum), rows, n, dtype_of(sum, name)};
   unsigned side_by_side = 1;  // so that a thread adds up a few rows
   while (side_by_side < 32 && 8 * side_by_side < rows) side_by_side *= 2;

@@ -33,6 +33,18 @@ __device__ void store_shifted(T* row, int at, int n, const Pack<T, kWidth>& v, i
   }
 }
 
+// Copies an aligned window, of which `bytes` are the row's. The last of the array goes by elements: it may be the memory's end.
+template <class Packed>
+__device__ void copy_window(Packed* shared, const char* from, int bytes, const char* end) {
+  const auto* const window = reinterpret_cast<const Packed*>(from);
+  if (from + 16 <= end) {
+    copy_async(shared, window, min(bytes, 16));
+  } else {
+#pragma unroll 1
+    for (int j = 0; j * static_cast<int>(sizeof(window->at[0])) < bytes; ++j) shared->at[j] = window->at[j];
+  }
+}
+
 // The kernel after this one may be launched, and waits until this one is over.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
@@ -73,14 +85,13 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       }
     } else {
       const char* const windows = reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(from) & ~15ull);
+      const char* const end = reinterpret_cast<const char*>(start_of(rows, p.rows - 1) + n);
       const int bytes = static_cast<int>(reinterpret_cast<const char*>(from + n) - windows);
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
         const int at = (first + i * step) * 16;
-        if (at < bytes) copy_async(slot(stage, array, i), reinterpret_cast<const Packed*>(windows + at), min(bytes - at, 16));
-        if (lane == group - 1 && at + 16 < bytes) {
-          copy_async(slot(stage, array, i) + 1, reinterpret_cast<const Packed*>(windows + at + 16), min(bytes - at - 16, 16));
-        }
+        if (at < bytes) copy_window(slot(stage, array, i), windows + at, bytes - at, end);
+        if (lane == group - 1 && at + 16 < bytes) copy_window(slot(stage, array, i) + 1, windows + at + 16, bytes - at - 16, end);
       }
     }
   };

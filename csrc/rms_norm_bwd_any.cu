@@ -134,8 +134,8 @@ __device__ void sum_rows(const SumRowsParams& p) {
 
 }  // namespace cuops
 
-extern "C" __global__ void sum_rows_f32(cuops::SumRowsParams p) { cuops::sum_rows<float>(p); }
-extern "C" __global__ void sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_rows<double>(p); }
+extern "C" __global__ void rms_norm_sum_rows_f32(cuops::SumRowsParams p) { cuops::sum_rows<float>(p); }
+extern "C" __global__ void rms_norm_sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_rows<double>(p); }
 
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
 #define RMS_NORM_BWD_IN_TWO(name, T, suffix, kWidth)                                                                   \

@@ -52,7 +52,7 @@ def run_python() -> Callable[[str], str]:
 
     def run(code: str) -> str:
         command = [sys.executable, "-c", textwrap.dedent(code)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert result.returncode == 0, result.stderr
         return result.stdout
 

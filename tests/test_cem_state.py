@@ -201,6 +201,7 @@ def test_a_function_of_one_x(array):
 
 
 @pytest.mark.gpu
+@pytest.mark.captures
 @pytest.mark.parametrize(
     "options", [o for o in OPTIONS if "population_decay" not in o] + [{"low": -4.0, "high": 9.0}], ids=str
 )

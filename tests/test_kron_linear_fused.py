@@ -149,6 +149,8 @@ def measured_microseconds(call):
 
 
 @gpu
+@pytest.mark.captures
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("rows", "sizes", "dtype"),
     [

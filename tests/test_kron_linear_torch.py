@@ -119,6 +119,7 @@ def test_every_path_gives_the_same_bits(sample, dtype):
 
 
 @gpu
+@pytest.mark.captures
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cuda_graph_replays_on_new_data(dtype):
     x, factors, bias = arguments(LARGE["four of 16"], dtype, "cuda")

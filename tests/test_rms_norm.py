@@ -517,6 +517,7 @@ def test_every_path_gives_the_same_bits(shape, dtype):
 
 
 @gpu
+@pytest.mark.captures
 def test_cuda_graph_replays_on_new_data():
     x, weight = make((64, 4096), torch.bfloat16, "cuda"), make((4096,), torch.bfloat16, "cuda", 1)
     graph = torch.cuda.CUDAGraph()

@@ -113,14 +113,13 @@ __device__ void split_weight(const KronFwdParams& p, const KronStep& step, int i
     const int m = first + threadIdx.x / lanes;
     const bool active = m < step.weight_rows && lane < chunks;
     char* const chunk = shared_at<char>(step.weight + (active ? m * step.weight_pitch + lane * step.weight_units : 0));
-    const auto v = load_chunk<float>(step.count > 1 ? kFloat32 : p.dtype, chunk);
+    const auto v = active ? load_chunk<float>(step.count > 1 ? kFloat32 : p.dtype, chunk) : Pack<float, 8>{};
     float largest = 0, sum = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       largest = fmaxf(largest, fabsf(v.at[j]));
       sum += fabsf(v.at[j]);
     }
-    if (!active) largest = sum = 0;
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
       sum += __shfl_xor_sync(~0u, sum, distance);

@@ -40,8 +40,6 @@ class Mailbox {
       }
 #if CUOPS_CLUSTERS
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#pragma unroll 1
-      for (int slot = 0; blocks > 1 && slot < memory_.kSlots; ++slot) expect(slot);
 #endif
     }
     __syncthreads();
@@ -95,7 +93,11 @@ class Mailbox {
   }
 
   __device__ void send(const Acc (&v)[2], int slot) {
+    __syncwarp();  // what this warp reads of earlier rows, it has read
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#if CUOPS_CLUSTERS
+    if (blocks > 1 && threadIdx.x == 0) expect(slot);  // stores that arrived before are counted too
+#endif
     if (lane >= blocks) return;
     unsigned long long* const arrived = &memory_.arrived[threadIdx.y][slot];
     Acc* const to = memory_.sums[slot][(threadIdx.y + rank) * warps() + warp];
@@ -131,9 +133,6 @@ class Mailbox {
       v[1] = combine(v[1], from[1], sum);
     }
     reduce_warp(v, sum);
-#if CUOPS_CLUSTERS
-    if (blocks > 1 && threadIdx.x == 0) expect(slot);
-#endif
   }
 
 #if CUOPS_CLUSTERS

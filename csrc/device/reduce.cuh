@@ -53,8 +53,6 @@ class Team {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&arrived_[phase])));
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-      expect(0);
-      expect(1);
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
@@ -86,6 +84,7 @@ class Team {
     for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(from < warps ? by_warp_[slot][k][from] : Acc(0), lanes, op);
 #if CUOPS_CLUSTERS
     if (kClusters && blocks > 1) {
+      if (threadIdx.x == 0) expect(slot);                                           // stores that arrived before are counted too
       if (phase_ == 0) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all barriers are initialised
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
@@ -94,7 +93,6 @@ class Team {
       wait(&arrived_[slot], phase_ / 2 & 1);
 #pragma unroll
       for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < blocks ? by_block_[slot][k][lane] : Acc(0), 32, op);
-      if (threadIdx.x == 0) expect(slot);
     }
 #endif
     ++phase_;
