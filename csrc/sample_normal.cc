@@ -10,14 +10,14 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4Shared, kColumns, kColumnsWhole };
+enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4State, kRows4Shared, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][7];  // for the life of the process
+    Kernel* at[4][8];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1",        "_rows_1_host", "_rows_2",       "_rows_4",
-                                          "_rows_4_shared", "_columns",     "_columns_whole"};
+      constexpr const char* suffixes[] = {"_rows_1",       "_rows_1_host",   "_rows_2",  "_rows_4",
+                                          "_rows_4_state", "_rows_4_shared", "_columns", "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
@@ -32,9 +32,15 @@ std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most,
   return std::clamp<std::int64_t>(divide_up(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
 }
 
+void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p) {
+  LaunchShape shape{sample_blocks(threads), kSampleThreads};
+  shape.overlaps = true;
+  launch(kernel, device, stream, shape, p);
+}
+
 void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
   static Kernel* const kernel = new Kernel("sample_normal", "sample_normal_fwd_truncated");
-  launch(*kernel, device, stream, {sample_blocks((p.end_group - p.group) * p.columns), kSampleThreads}, &p);
+  launch_threads(*kernel, (p.end_group - p.group) * p.columns, device, stream, &p);
 }
 
 // Threads of a block side by side in a column, and blocks over columns and their parts.
@@ -46,8 +52,8 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
   p.step = step_for(turns, columns * kSampleThreads, 32, hw);
   const bool whole = wide && dtype != kFloat16 && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 &&
                      p.start % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
-  const unsigned blocks = sample_blocks(columns * divide_up(turns, p.step) * kSampleThreads);
-  launch(kernel_for(dtype, whole ? kColumnsWhole : kColumns), device, stream, {blocks, kSampleThreads}, &p);
+  const std::int64_t threads = columns * divide_up(turns, p.step) * kSampleThreads;
+  launch_threads(kernel_for(dtype, whole ? kColumnsWhole : kColumns), threads, device, stream, &p);
 }
 
 void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
@@ -57,7 +63,10 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   Variant variant = kRows1;
   int width = 1;
   const bool tuned = wide && p.state == nullptr;
-  if (tuned && dtype != kFloat64 && fits(4) && !(dtype == kFloat16 && p.shared)) {
+  if (wide && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
+    variant = kRows4State;
+    width = 4;
+  } else if (tuned && dtype != kFloat64 && fits(4) && !(dtype == kFloat16 && p.shared)) {
     variant = p.shared ? kRows4Shared : kRows4;
     width = 4;
   } else if (tuned && size >= 4 && fits(2)) {
@@ -66,10 +75,13 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   } else if (tuned && dtype == kFloat32) {
     variant = kRows1Host;
   }
+  const std::int64_t lines = p.columns / width;
   // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
-  p.step = step_for(groups, p.columns / width, variant == kRows4Shared && size == 4 ? 2 : 32, hw);
-  const unsigned blocks = sample_blocks(p.columns / width * divide_up(groups, p.step));
-  launch(kernel_for(dtype, variant), device, stream, {blocks, kSampleThreads}, &p);
+  p.step = step_for(groups, lines, variant == kRows4Shared && size == 4 ? 2 : 32, hw);
+  // Four columns take longer to compute than to write, and a part of a wave of threads as long as a whole one: two waves.
+  const std::int64_t wave = std::int64_t{hw.multiprocessors} * kRows4Blocks * kSampleThreads;
+  if (variant == kRows4 && groups * lines >= 4 * wave) p.step = divide_up(groups, std::max<std::int64_t>(2 * wave / lines, 1));
+  launch_threads(kernel_for(dtype, variant), lines * divide_up(groups, p.step), device, stream, &p);
 }
 
 void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream) {
@@ -178,7 +190,7 @@ int64_t sample_normal_replays(int64_t device) {
   const ContextGuard context(static_cast<int>(device));
   const RelaxedCapture relaxed;
   const Driver& d = driver();
-  const std::int64_t zeros[kReplaysSize] = {};
+  const std::int64_t zeros[kReplaysParts * kReplaysApart] = {};
   CUdeviceptr at = 0;
   CUstream stream = nullptr;
   check(d.MemAlloc(&at, sizeof(zeros)), "cuMemAlloc");

@@ -2,6 +2,7 @@
 #include "sample_normal.h"
 
 #include "device/distribution.cuh"
+#include "device/overlap.cuh"
 #include "device/truncation.cuh"
 #include "device/tuned.cuh"
 
@@ -23,7 +24,7 @@ __device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
 template <class T, int kWidth, bool kShared, class Key>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  const Noise<Key> noise = noise_of<Key>(p);
+  wait_for_previous();
   const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
   const long long column = (thread_index() - chunk * tiles) * kWidth;
   long long group = p.group + chunk * p.step;
@@ -34,6 +35,9 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
   }
+  const Noise<Key> noise = noise_of<Key>(p);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) of[j].check();
   const bool shared = kShared || (kWidth < 4 && p.shared);
   const long long numbered = shared ? 0 : p.first_column + column;
   const unsigned distinct = shared ? 0 : 1;
@@ -71,6 +75,7 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 template <class T, bool kWhole, class Key>
 __device__ void sample_columns(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
+  wait_for_previous();
   const Noise<Key> noise = noise_of<Key>(p);
   const long long columns_a_block = blockDim.x / p.lanes, blocks = (p.columns + columns_a_block - 1) / columns_a_block;
   const long long chunk = quotient(blockIdx.x, blocks);
@@ -78,7 +83,8 @@ __device__ void sample_columns(const SampleNormalParams& p) {
   long long group = p.group + chunk * p.step * p.lanes + threadIdx.x % p.lanes;
   if (column >= p.columns) return;
   const long long end = min(group + p.step * p.lanes, p.end_group);
-  const Distribution<T> of(p, column);
+  Distribution<T> of(p, column);
+  of.check();
   const long long numbered = p.shared ? 0 : p.first_column + column;
   T* const row = static_cast<T*>(p.samples) + column * p.num_samples;
   T* at = row + (group * 4 - p.start);
@@ -116,6 +122,7 @@ __device__ void with_dtype(DType dtype, Visit&& visit) {
 
 // A thread has one group of one column. Of any dtype, as the arithmetic is float64's.
 __device__ inline void sample_truncated(const SampleNormalParams& p) {
+  wait_for_previous();
   const Noise<SeedKey> noise = noise_of<SeedKey>(p);
   const long long count = p.end_group - p.group, fast = p.along_columns ? count : p.columns;
   const long long slow = quotient(thread_index(), fast), rest = thread_index() - slow * fast;
@@ -127,7 +134,8 @@ __device__ inline void sample_truncated(const SampleNormalParams& p) {
   double mu = 0, sigma = 0, low = 0, high = 0;
   with_dtype(p.dtype, [&](auto* as) {
     using T = typename Pointee<decltype(as)>::type;
-    const Distribution<T> normal(p, column);
+    Distribution<T> normal(p, column);
+    normal.check();
     mu = normal.mu;
     sigma = normal.sigma;
     low = convert<double>(static_cast<const T*>(p.low)[p.one_low ? 0 : column]);
@@ -163,6 +171,7 @@ __device__ inline void sample_truncated(const SampleNormalParams& p) {
     cuops::__VA_ARGS__(p);                                                                                                     \
   }
 using cuops::HostKey;
+using cuops::kRows4Blocks;
 using cuops::kSampleThreads;
 using cuops::SeedKey;
 
@@ -182,11 +191,12 @@ CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, HostKey>)
 CUOPS_KERNEL(1, f64_columns_whole, sample_columns<double, true, HostKey>)
 CUOPS_KERNEL(8, f32_rows_1_host, sample_rows<float, 1, false, HostKey>)
 CUOPS_KERNEL(8, f32_rows_2, sample_rows<float, 2, false, HostKey>)
-CUOPS_KERNEL(7, f32_rows_4, sample_rows<float, 4, false, HostKey>)
-CUOPS_KERNEL(7, f16_rows_4, sample_rows<__half, 4, false, HostKey>)
-CUOPS_KERNEL(7, bf16_rows_4, sample_rows<__nv_bfloat16, 4, false, HostKey>)
-CUOPS_KERNEL(7, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
-CUOPS_KERNEL(7, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
+CUOPS_KERNEL(kRows4Blocks, f32_rows_4, sample_rows<float, 4, false, HostKey>)
+CUOPS_KERNEL(kRows4Blocks, f32_rows_4_state, sample_rows<float, 4, false, SeedKey>)
+CUOPS_KERNEL(kRows4Blocks, f16_rows_4, sample_rows<__half, 4, false, HostKey>)
+CUOPS_KERNEL(kRows4Blocks, bf16_rows_4, sample_rows<__nv_bfloat16, 4, false, HostKey>)
+CUOPS_KERNEL(kRows4Blocks, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
+CUOPS_KERNEL(kRows4Blocks, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
 CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
 CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
 #endif

@@ -5,10 +5,11 @@
 
 namespace cuops {
 
-// What a call in a CUDA graph counts its replays in: the number, and behind it counters, so many int64 apart.
-constexpr int kReplaysPart = 8, kReplaysSize = (2 + 32) * kReplaysPart;
+// What a call in a CUDA graph counts its replays in: counters of its blocks, so many int64 apart.
+constexpr int kReplaysParts = 32, kReplaysApart = 8;
 
 constexpr int kSampleThreads = 128;  // of a block
+constexpr int kRows4Blocks = 7;      // that a multiprocessor runs at a time, of four columns a thread
 
 struct SampleNormalParams {
   void* samples;      // (batch, num_samples, dim), or (batch, dim, num_samples); in the backward, their gradients
@@ -18,7 +19,7 @@ struct SampleNormalParams {
   const void* low;    // likewise, in the samples' dtype; nullptr: not truncated
   const void* high;
   const long long* state;  // the seed, and the stream where there are two; nullptr: the values here
-  long long* replays;      // how often this was launched; nullptr: not counted
+  long long* replays;      // how many blocks were launched before; nullptr: not counted
   unsigned long long seed, stream;
   long long columns, dim, num_samples;
   long long first_column, start;     // where in the whole draw this part is

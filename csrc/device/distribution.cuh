@@ -22,39 +22,38 @@ struct Distribution {
 
   Distribution() = default;
   __device__ Distribution(const SampleNormalParams& p, long long column) {
-    using Acc = Accumulator<T>;
     mu = parameter<T>(p.mu, p.mu_wide, p.one_mu, column);
-    sigma = p.sigma ? parameter<T>(p.sigma, p.sigma_wide, p.one_sigma, column) : static_cast<Acc>(p.sigma_value);
-    if (!(sigma >= Acc(0))) sigma = static_cast<Acc>(__int_as_float(0x7fffffff));
+    sigma = p.sigma ? parameter<T>(p.sigma, p.sigma_wide, p.one_sigma, column) : static_cast<Accumulator<T>>(p.sigma_value);
+  }
+  // NaN for what is no sigma. Apart from the loads, which may be on their way until here.
+  __device__ void check() {
+    if (!(sigma >= Accumulator<T>(0))) sigma = static_cast<Accumulator<T>>(__int_as_float(0x7fffffff));
   }
   __device__ T at(Accumulator<T> z) const { return convert<T>(fma(sigma, z, mu)); }
 };
 
-// Counts a launch once every block has read the number of launches: blocks arrive at one of 32 counters, whose last go on to
-// another, as thousands at one address would wait for each other.
-__device__ inline void count_launch(long long* replays, long long launches) {
-  auto* const counters = reinterpret_cast<unsigned long long*>(replays);
-  const unsigned part = blockIdx.x % 32, blocks = (gridDim.x + 31 - part) / 32;
-  unsigned long long *const of_part = counters + kReplaysPart * (2 + part), *const of_all = counters + kReplaysPart;
-  __threadfence();
-  if (atomicAdd(of_part, 1ull) != blocks - 1) return;
-  *of_part = 0;
-  __threadfence();
-  if (atomicAdd(of_all, 1ull) != min(gridDim.x, 32u) - 1) return;
-  *of_all = 0;
-  *replays = launches + 1;
+__device__ inline long long quotient(long long a, long long b) {
+  return (a | b) >> 32 ? a / b : static_cast<unsigned>(a) / static_cast<unsigned>(b);
+}
+
+// How many launches were before this one, which count themselves by their blocks: all of a launch come before any of the next.
+// There are several counters, as thousands at one address would wait for each other.
+__device__ inline long long launches_before(long long* replays) {
+  __shared__ long long launches;
+  if (threadIdx.x == 0) {
+    const unsigned part = blockIdx.x % kReplaysParts, blocks = (gridDim.x + kReplaysParts - 1 - part) / kReplaysParts;
+    auto* const counter = reinterpret_cast<unsigned long long*>(replays + part * kReplaysApart);
+    launches = quotient(static_cast<long long>(atomicAdd(counter, 1ull)), blocks);
+  }
+  __syncthreads();
+  return launches;
 }
 
 // Every thread of the grid must come here, before any leaves. In a CUDA graph, each launch moves on to the next stream.
 template <class Key>
 __device__ Noise<Key> noise_of(const SampleNormalParams& p) {
   unsigned long long seed = p.seed, stream = p.stream;
-  if (p.replays != nullptr) {
-    const long long launches = *static_cast<volatile long long*>(p.replays);
-    __syncthreads();
-    if (threadIdx.x == 0) count_launch(p.replays, launches);
-    stream += launches;
-  }
+  if (p.replays != nullptr) stream += launches_before(p.replays);
   if (!kSame<Key, HostKey> && p.state != nullptr) {
     seed = p.state[0];
     stream = p.state_has_stream ? p.state[1] : 0;
@@ -73,10 +72,6 @@ __device__ Noise<Key> noise_of(const SampleNormalParams& p) {
 // The groups from `first` on, up to `end`, that share the upper 32 bits of their numbers.
 __device__ inline int groups_alike(long long first, long long end) {
   return static_cast<int>(min(end, (first | 0xffffffffll) + 1) - first);
-}
-
-__device__ inline long long quotient(long long a, long long b) {
-  return (a | b) >> 32 ? a / b : static_cast<unsigned>(a) / static_cast<unsigned>(b);
 }
 
 __device__ inline long long thread_index() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
