@@ -119,8 +119,13 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
 
   const ContextGuard context(device);
   const CUstream stream = current_stream(population.device());
-  launch(select_kernel(select.dtype), device, stream, {static_cast<unsigned>(problems), threads}, &select);
-  launch(moments_kernel(dtype, aligned), device, stream, {static_cast<unsigned>(problems) * moments.tiles, block}, &moments);
+  auto launch_overlapping = [&](Kernel& kernel, unsigned blocks, unsigned block_threads, void* params) {
+    LaunchShape shape{blocks, block_threads};
+    shape.overlaps = true;
+    launch(kernel, device, stream, shape, params);
+  };
+  launch_overlapping(select_kernel(select.dtype), static_cast<unsigned>(problems), threads, &select);
+  launch_overlapping(moments_kernel(dtype, aligned), static_cast<unsigned>(problems) * moments.tiles, block, &moments);
 }
 
 }  // namespace
