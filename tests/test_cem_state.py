@@ -236,3 +236,23 @@ def test_no_step_makes_the_host_wait():
             told(method, sphere, 2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"low": -4.0, "high": 9.0}, {"keep_elites": 3}, {"antithetic": True}, {"dtype": torch.bfloat16}],
+    ids=str,
+)
+def test_memory_is_that_of_one_population(options):
+    before = torch.cuda.memory_allocated()
+    method = CrossEntropyMethod(torch.zeros(512, device="cuda"), 1.0, 4096, seed=1, **options)
+    population = 4096 * 512 * method.dtype.itemsize
+    assert torch.cuda.memory_allocated() - before < 1.03 * population
+    scores = torch.rand(4096, device="cuda")
+    for _ in range(2):  # the first has what is made once
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        method.ask()
+        method.tell(scores)
+    assert torch.cuda.max_memory_allocated() - before < 0.03 * population

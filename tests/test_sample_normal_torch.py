@@ -279,3 +279,16 @@ def test_more_than_two_to_the_32_samples():
     far = cuops.sample_normal(wide, 1.0, 1, seed=1)
     assert not torch.equal(far[:, 2**32 :], far[:, :8])
     assert torch.equal(far[:, :8], cuops.sample_normal(wide[:8], 1.0, 1, seed=1))
+
+
+@gpu
+def test_no_noise_is_stored_for_the_gradient():
+    mu, sigma = leaves(*parameters((1000,), device="cuda"))
+    before = torch.cuda.memory_allocated()
+    x = cuops.sample_normal(mu, sigma, 2000, seed=1)
+    assert torch.cuda.memory_allocated() - before < 1.01 * x.numel() * 4
+    grad = torch.ones_like(x)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(x, (mu, sigma), grad)
+    assert torch.cuda.max_memory_allocated() - before < 0.1 * x.numel() * 4  # sums of chunks of the samples
