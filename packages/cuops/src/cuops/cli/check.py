@@ -48,7 +48,7 @@ def _shape(text: str) -> list[int]:
 def cases(options: argparse.Namespace) -> list[Case]:
     """What the options ask for, a case a kind and shape; sets the device. Raises where PyTorch is missing."""
     if torch is None:
-        raise CuopsError(f"cuops {options.command} needs PyTorch", "pip install torch")
+        raise CuopsError("PyTorch is not installed", "pip install torch")
     from .._bench.case import DTYPES, Case
 
     for sizes in (options.shape, *options.also):

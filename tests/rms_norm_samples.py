@@ -1,0 +1,62 @@
+"""Inputs of RMSNorm, its definition in extended precision, and how far a result may be from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def definition(x, weight=None, bias=None, eps=1e-6, *, residual=None, weight_offset=0.0, dims=1):
+    """(y, h, rstd) in the extended precision of NumPy's longdouble."""
+    x, weight, bias, residual = (
+        None if a is None else a.detach().cpu().double().numpy().astype(np.longdouble)
+        for a in (x, weight, bias, residual)
+    )
+    h = x if residual is None else x + residual
+    axes = tuple(range(h.ndim - dims, h.ndim))
+    rstd = 1 / np.sqrt(np.square(h).mean(axis=axes, keepdims=True) + np.longdouble(eps))
+    y = h * rstd
+    if weight is not None:
+        y = y * (weight + weight_offset)
+    return (y if bias is None else y + bias), h, rstd.reshape(h.shape[: h.ndim - dims])
+
+
+def assert_close(got: torch.Tensor, want: np.ndarray, n: int, terms: float = 0.0) -> None:
+    """One rounding to `got`'s dtype, and of the sums (float32, float64) what a sum of n squares and five operations may lose.
+
+    `terms` is the size of what was added up for an element, where that is more than the element itself.
+    """
+    result = torch.finfo(got.dtype)
+    sums = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32)
+    got = got.detach().cpu().double().numpy().astype(np.longdouble)
+    assert got.shape == want.shape
+    relative = result.eps / 2 + sums.eps * (8 + n / 2048)
+    allowed = relative * np.maximum(np.abs(want), terms) + 2 * float(result.smallest_normal) * result.eps
+    worst = np.max(np.abs(got - want) / allowed, initial=0)
+    assert worst <= 1, f"an error of {worst:.3g} times what rounding explains"
+
+
+def make(shape, dtype=torch.float32, device="cpu", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+SHAPES = [
+    (1,), (7,), (3, 1), (5, 8), (4, 33), (2, 3, 64), (9, 100), (3, 127), (17, 128), (2, 2, 2, 256), (6, 1000), (3, 1024), (2, 1025),
+    (3, 4096), (2, 4097), (1, 8192), (2, 16384),
+]  # fmt: skip
+
+
+WIDE = [
+    (2, 32768),
+    (3, 32769),
+    (2, 65536),
+    (1, 131072),
+    (2, 131073),
+    (1, 262144),
+    (1, 262147),
+    (1, 1048576),
+    (1, 1048579),
+]

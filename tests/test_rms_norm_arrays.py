@@ -1,0 +1,106 @@
+"""RMSNorm of NumPy's arrays and of other libraries', in place and into out=."""
+
+from __future__ import annotations
+
+import cuops
+import numpy as np
+import pytest
+import torch
+from rms_norm_samples import assert_close, definition, make
+
+gpu = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(4, 64), (3, 5, 33), (1, 100000), (300, 1000)], ids=str)
+def test_numpy_arrays(shape, dtype):
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    weight = np.random.default_rng(1).standard_normal(shape[-1]).astype(dtype)
+    want = definition(torch.from_numpy(x), torch.from_numpy(weight))[0]
+    y, rstd = cuops.rms_norm(x, weight, return_rstd=True)
+    assert y.dtype == dtype
+    assert_close(torch.from_numpy(y), want, shape[-1])
+    assert rstd.shape == shape[:-1]
+    strided = np.asfortranarray(x)
+    assert_close(torch.from_numpy(cuops.rms_norm(strided, weight)), want, shape[-1])
+    for writable in (x.copy(), np.asfortranarray(x)):
+        assert cuops.rms_norm_(writable, weight) is writable
+        assert_close(torch.from_numpy(np.ascontiguousarray(writable)), want, shape[-1])
+
+
+OUTPUTS = {
+    "contiguous": lambda shape, dtype: np.zeros(shape, dtype),
+    "in columns": lambda shape, dtype: np.zeros(shape, dtype, order="F"),
+    "every second": lambda shape, dtype: np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", OUTPUTS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(33,), (5, 33), (2, 3, 64), (0, 8)], ids=str)
+def test_out_is_written_and_returned(shape, dtype, layout):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    want = cuops.rms_norm(x, out_dtype=dtype)
+    out = OUTPUTS[layout](shape, dtype)
+    assert cuops.rms_norm(x, out=out, out_dtype=dtype) is out
+    assert np.array_equal(out, want)
+    got = cuops.rms_norm(x, out=out, out_dtype=dtype, residual=x, normalized_shape=shape, return_rstd=True)
+    assert got[0] is out
+    assert np.array_equal(out, cuops.rms_norm(2 * x, normalized_shape=shape, out_dtype=dtype))
+
+
+@pytest.mark.parametrize("overlap", ["x", "a row on", "residual", "weight"])
+def test_out_may_overlap_the_inputs(overlap):
+    base = np.random.default_rng(0).standard_normal((7, 8)).astype(np.float32)
+    x, residual, weight = base[1:5], np.arange(32, dtype=np.float32).reshape(4, 8), np.arange(8, dtype=np.float32)
+    whole = np.arange(32, dtype=np.float32).reshape(4, 8)
+    weight = whole[2] if overlap == "weight" else weight
+    out = {"x": x, "a row on": base[2:6], "residual": residual, "weight": whole}[overlap]
+    want = cuops.rms_norm(x, weight), cuops.rms_norm(x, weight, residual=residual)[0]
+    if overlap == "residual":
+        cuops.rms_norm(x, weight, residual=residual, out=out)
+    else:
+        cuops.rms_norm(x, weight, out=out)
+    assert np.array_equal(out, want[overlap == "residual"])
+
+
+@gpu
+def test_numpy_arrays_on_the_gpu():
+    test_numpy_arrays((4096, 2048), np.float32)
+    test_numpy_arrays((7, 3, 999), np.float64)
+    assert cuops._backend.gpu_for_host_arrays() == 0
+
+
+def test_in_place_writes_into_x(device):
+    x, weight = make((6, 4097), device=device), make((4097,), device=device, seed=1)
+    want = cuops.rms_norm(x, weight)
+    pointer = x.data_ptr()
+    y = cuops.rms_norm_(x, weight)
+    assert y is x
+    assert x.data_ptr() == pointer
+    assert torch.equal(x, want)
+
+
+@gpu
+def test_arrays_of_other_libraries_come_back_as_their_own():
+    cupy = pytest.importorskip("cupy")
+    x = make((5, 100), device="cuda")
+    want = cuops.rms_norm(x, x[0])
+    theirs = cupy.asarray(x)
+    got = cuops.rms_norm(theirs, theirs[0])
+    assert isinstance(got, cupy.ndarray)
+    assert torch.equal(torch.as_tensor(got, device="cuda"), want)
+    h, rstd = cuops.rms_norm(theirs[:, ::2], residual=theirs[:, ::2], return_rstd=True)[1:]
+    assert cupy.array_equal(h, 2 * theirs[:, ::2])
+    assert rstd.shape == (5,)
+
+
+@gpu
+def test_jax_arrays_come_back_as_jax_arrays():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray(make((5, 128)).numpy())
+    got = cuops.rms_norm(x.astype("bfloat16"), x[0])
+    assert isinstance(got, jax.Array)
+    assert got.dtype == "bfloat16"
+    want = cuops.rms_norm(make((5, 128)).bfloat16().cuda(), make((5, 128))[0].cuda())
+    assert np.array_equal(np.asarray(got, np.float32), want.float().cpu().numpy())

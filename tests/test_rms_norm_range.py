@@ -1,0 +1,70 @@
+"""RMSNorm of numbers whose squares leave the range, of zeros, infinities and NaN; its error beside that of PyTorch."""
+
+from __future__ import annotations
+
+import cuops
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from rms_norm_samples import DTYPES, assert_close, definition, make
+
+EXTREMES = {
+    "squares overflow": (torch.float32, [1e20, -3e20, 2e20]),
+    "the largest float32": (torch.float32, [3.4e38, -3.4e38, 1e38]),
+    "squares drown": (torch.float32, [1e-25, -2e-25, 3e-25]),
+    "subnormal": (torch.float32, [1e-40, -2e-40, 3e-40]),
+    "both": (torch.float32, [1e25, -1e-25, 2e25]),
+    "float64 squares overflow": (torch.float64, [1e200, -2e200, 3e200]),
+    "float64 squares drown": (torch.float64, [1e-200, -2e-200, 3e-200]),
+    "the largest bfloat16": (torch.bfloat16, [3.3e38, -3.3e38, 1e38]),
+    "the largest float16": (torch.float16, [65504.0, -65504.0, 1.0]),
+    "the smallest float16": (torch.float16, [6e-8, -6e-8, 1.2e-7]),
+}
+
+
+@pytest.mark.parametrize("n", [3, 24, 4098, 40000])
+@pytest.mark.parametrize("case", EXTREMES)
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_any_finite_row_is_right(case, n, kind, device):
+    dtype, values = EXTREMES[case]
+    x = torch.tensor(values, dtype=torch.float64).repeat(n // 3 + 1)[:n].to(dtype).expand(3, n).contiguous().to(device)
+    want = definition(x, eps=0.0)[0]
+    if kind == "torch":
+        assert_close(cuops.rms_norm(x, eps=0.0), want, n)
+        assert_close(cuops.rms_norm_(x.clone(), eps=0.0), want, n)
+    elif dtype != torch.bfloat16:
+        assert_close(torch.from_numpy(cuops.rms_norm(x.cpu().numpy(), eps=0.0)), want, n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [5, 64, 5000])
+def test_zeros_give_zeros(n, dtype, device):
+    x = torch.zeros(3, n, dtype=dtype, device=device)
+    for eps in (0.0, 1e-6):
+        assert torch.equal(cuops.rms_norm(x, eps=eps), x)
+    if dtype != torch.bfloat16:
+        assert not cuops.rms_norm(x.cpu().numpy(), eps=0.0).any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("n", [5, 64, 5000])
+def test_nan_and_infinity_propagate_as_in_pytorch(value, n, device):
+    x = make((3, n), device=device)
+    x[1, 2] = value
+    y = cuops.rms_norm(x)
+    want = F.rms_norm(x.cpu(), (n,), eps=1e-6)  # on CUDA, PyTorch's answer depends on the size
+    torch.testing.assert_close(y.cpu(), want, equal_nan=True)
+    torch.testing.assert_close(torch.from_numpy(cuops.rms_norm(x.cpu().numpy())), y.cpu(), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [64, 1000, 8192])
+def test_error_is_at_most_that_of_pytorch(n, dtype, device):
+    x, weight = make((64, n), dtype, device), make((n,), dtype, device, 1)
+    want = definition(x, weight)[0]
+
+    def error(y):
+        return float(np.sqrt(np.mean(np.square(y.cpu().double().numpy() - want))))
+
+    assert error(cuops.rms_norm(x, weight)) <= 1.001 * error(F.rms_norm(x, (n,), weight, 1e-6))

@@ -1,0 +1,119 @@
+"""What RMSNorm refuses, by the name of the argument."""
+
+from __future__ import annotations
+
+import cuops
+import numpy as np
+import pytest
+import torch
+from rms_norm_samples import make
+
+gpu = pytest.mark.gpu
+
+
+def test_bad_out_is_refused_by_name(device):
+    x, fixed = np.ones((2, 4), np.float32), np.ones((2, 4), np.float32)
+    fixed.flags.writeable = False
+    assert_refused(
+        [
+            ("out", TypeError, lambda: cuops.rms_norm(x, out=[[0.0] * 4] * 2)),
+            ("out", TypeError, lambda: cuops.rms_norm(x, out=torch.ones(2, 4))),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=np.ones((4, 2), np.float32))),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=np.ones((2, 4)))),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=x, out_dtype=np.float16)),
+            ("out", ValueError, lambda: cuops.rms_norm(x, out=fixed)),
+        ],
+        x,
+    )
+    tensor = torch.ones(2, 4, device=device)
+    assert_refused([("out", TypeError, lambda out=out: cuops.rms_norm(tensor, out=out)) for out in (tensor, x)], tensor)
+
+
+def test_in_place_needs_a_writable_matrix(device):
+    with pytest.raises(ValueError, match=r"x: expected at least 2 dimensions, got shape \(8,\)"):
+        cuops.rms_norm_(np.ones(8))
+    with pytest.raises(ValueError, match=r"x: expected at least 2 dimensions"):
+        cuops.rms_norm_(torch.ones(8, device=device))
+    fixed = np.ones((2, 8))
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="x: expected a writable array"):
+        cuops.rms_norm_(fixed)
+
+
+def bad_calls(x, other):
+    """Calls that must be refused, by the argument that the error must name. `other` makes an array of x's kind."""
+    weight = other((4,))
+    return [
+        ("weight", ValueError, lambda: cuops.rms_norm(x, other((3,)))),
+        ("weight", ValueError, lambda: cuops.rms_norm(x, other((2, 2, 4)))),
+        ("weight", TypeError, lambda: cuops.rms_norm(x, [1.0] * 4)),
+        ("bias", ValueError, lambda: cuops.rms_norm(x, weight, other((5,)))),
+        ("bias", TypeError, lambda: cuops.rms_norm(x, weight, "bias")),
+        ("residual", ValueError, lambda: cuops.rms_norm(x, residual=other((2, 5)))),
+        ("residual", TypeError, lambda: cuops.rms_norm(x, residual=1.0)),
+        ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=-1e-6)),
+        ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=float("nan"))),
+        ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=float("inf"))),
+        ("eps", TypeError, lambda: cuops.rms_norm(x, weight, eps="1e-6")),
+        ("weight_offset", TypeError, lambda: cuops.rms_norm(x, weight, weight_offset=None)),
+        ("weight_offset", ValueError, lambda: cuops.rms_norm(x, weight, weight_offset=float("nan"))),
+        ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=(3,))),
+        ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=())),
+        ("weight", ValueError, lambda: cuops.rms_norm(x, weight, normalized_shape=(2, 4))),
+        ("out_dtype", TypeError, lambda: cuops.rms_norm(x, out_dtype="int8")),
+    ]
+
+
+def assert_refused(calls, x):
+    before = x.copy() if isinstance(x, np.ndarray) else x.clone()
+    for argument, error, call in calls:
+        with pytest.raises(error, match=f"^{argument}: expected "):
+            call()
+    assert (x == before).all()
+    cuops.rms_norm(x)
+
+
+def test_bad_arguments_are_refused_by_name(device):
+    x = make((2, 4), device=device)
+    assert_refused(bad_calls(x, lambda shape: torch.ones(shape, device=device)), x)
+    assert_refused(
+        [
+            ("weight", TypeError, lambda: cuops.rms_norm(x, np.ones(4, np.float32))),
+            ("weight", ValueError, lambda: cuops.rms_norm(x, torch.ones(4, device="meta"))),
+            ("weight", TypeError, lambda: cuops.rms_norm(x, torch.ones(4, device=device, dtype=torch.int32))),
+            ("residual", ValueError, lambda: cuops.rms_norm(x, residual=x.double())),
+        ],
+        x,
+    )
+
+
+def test_bad_arguments_are_refused_by_name_with_numpy():
+    x = np.ones((2, 4), np.float32)
+    assert_refused(bad_calls(x, lambda shape: np.ones(shape, np.float32)), x)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        [1.0, 2.0], 3.0, None, np.float32(1), np.ones(3, np.int64), np.ones(3, np.complex64), np.ones(3, bool), np.ones((), np.float32),
+        torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.complex64), torch.tensor(1.0), torch.ones(2, 3).to_sparse(),
+    ],
+    ids=lambda x: f"{type(x).__name__} {getattr(x, 'dtype', '')} {getattr(x, 'ndim', '')}",
+)  # fmt: skip
+def test_bad_x_is_refused(x, device):
+    if isinstance(x, torch.Tensor):
+        x = x.to(device)
+    with pytest.raises((TypeError, ValueError), match="^x: expected "):
+        cuops.rms_norm(x)
+    with pytest.raises((TypeError, ValueError), match="^x: expected "):
+        cuops.rms_norm_(x)
+
+
+@gpu
+def test_tensors_on_two_devices_are_refused():
+    for x, weight in (
+        (torch.ones(2, 4, device="cuda"), torch.ones(4)),
+        (torch.ones(2, 4), torch.ones(4, device="cuda")),
+    ):
+        with pytest.raises(ValueError, match="^weight: expected a tensor on x's device"):
+            cuops.rms_norm(x, weight)
