@@ -100,8 +100,8 @@ void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
                       p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&
                       p.residual.inner >= p.rows == (p.residual.data != nullptr) && p.h.inner >= p.rows == (p.h.data != nullptr);
   const bool alike = fits && aligned16(p.weight) && start_alike(p.x, p.y, size);
-  const Plan plan =
-      plan_fwd(p.rows, p.n, dtype, common, p.residual.data != nullptr, aligned, alike, hardware("rms_norm_any", device));
+  Plan plan = plan_fwd(p.rows, p.n, dtype, common, p.residual.data != nullptr, aligned, alike, hardware("rms_norm_any", device));
+  plan.shape.overlaps = true;
   const std::int64_t threads = plan.shape.block_x * plan.shape.cluster, packs = plan.variant == kAny ? p.n : p.n / width;
   const std::int64_t each = std::max<std::int64_t>((packs + threads - 1) / threads, 1);
   p.chunk = plan.chunk;

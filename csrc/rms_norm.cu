@@ -3,6 +3,7 @@
 #include "rms_norm.h"
 
 #include "device/careful.cuh"
+#include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/row.cuh"
 #include "device/rstd.cuh"
@@ -18,6 +19,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM_OF(Acc, 1, kClusters, team);
+  wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
   const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
   const bool active = wanted < p.rows;

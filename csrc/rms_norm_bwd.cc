@@ -14,18 +14,21 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-// Which kernel: of the common case, for 2 or 4 vectors a thread; of all others; and the two for any GPU (rms_norm_bwd_any.cu).
-enum Variant { kVectors2, kVectors4, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors };
+// Which kernel: of the common case, several rows a block or several blocks a row (rms_norm_bwd_held.cu); of all others; and the two
+// for any GPU (rms_norm_bwd_any.cu).
+enum Variant { kHeld, kWide, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors };
 
 Kernel& bwd_kernel(DType dtype, Variant variant) {
   struct Table {
     Kernel* at[4][7];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_vectors2",     "_vectors4",    "_general",        "_rows_any",
+      constexpr const char* suffixes[] = {"_held",         "_wide",        "_general",        "_rows_any",
                                           "_rows_vectors", "_columns_any", "_columns_vectors"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (Variant v : {kVectors2, kVectors4, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors})
-          at[t][v] = new Kernel(v < kRowsAny ? "rms_norm_bwd" : "rms_norm_bwd_any",
+        for (Variant v : {kHeld, kWide, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors})
+          at[t][v] = new Kernel(v < kGeneral   ? "rms_norm_bwd_held"
+                                : v < kRowsAny ? "rms_norm_bwd"
+                                               : "rms_norm_bwd_any",
                                 std::string("rms_norm_bwd_") + name_of(t) + suffixes[v]);
     }
   };
@@ -33,25 +36,54 @@ Kernel& bwd_kernel(DType dtype, Variant variant) {
   return *table.at[dtype][variant];
 }
 
-// How a gradient is computed; the constants are those of the instances in rms_norm_bwd.cu. Blocks stay until all rows are done.
+// How a gradient is computed; the constants are those of the instances. Blocks stay until all rows are done.
 struct Plan {
   Variant variant;
   std::int64_t partial_rows;  // of sums for dweight and dbias
   LaunchShape shape;
 };
 
+// So many rows side by side in a block of up to `threads`: fewer where the multiprocessors have fewer rows each. Whole warps.
+unsigned side_by_side(std::int64_t rows, unsigned block_x, unsigned threads, const Hardware& hw) {
+  const unsigned in_warp = std::max(32 / block_x, 1u);
+  const std::int64_t each = (rows + hw.multiprocessors - 1) / hw.multiprocessors;
+  return static_cast<unsigned>(std::min<std::int64_t>(threads / block_x, (each + in_warp - 1) / in_warp * in_warp));
+}
+
+// The common case: 4 vectors a thread.
+Plan plan_common(std::int64_t rows, std::int64_t packs, std::int64_t n, DType dtype, int device, const Hardware& hw) {
+  LaunchShape shape{0, 1, 1, 1, 0, true};
+  const Variant variant = packs <= 768 ? kHeld : kWide;
+  std::int64_t at_once = hw.multiprocessors;
+  if (variant == kHeld) {
+    while (shape.block_x < 32 && shape.block_x * 4 < packs) shape.block_x *= 2;
+    if (packs > 128) shape.block_x = threads_for(packs, 4);
+    shape.block_y = side_by_side(rows, shape.block_x, 384, hw);
+    const unsigned sums = shape.block_y / std::max(32 / shape.block_x, 1u);
+    shape.shared_bytes = sums > 1 ? sums * static_cast<unsigned>(n) * 4 : 0;
+  } else {
+    // More blocks than the row needs where rows are few.
+    while (packs > 2048 * shape.cluster ||
+           (hw.clusters && shape.cluster < 8 && packs > 512 * shape.cluster && 2 * rows * shape.cluster <= hw.multiprocessors)) {
+      shape.cluster *= 2;
+    }
+    shape.block_x = threads_for(packs, 4 * shape.cluster);
+    at_once = shape.cluster > 1      ? clusters_at_once(bwd_kernel(dtype, variant), device, shape)
+              : shape.block_x <= 256 ? 2 * at_once
+                                     : at_once;
+  }
+  const std::int64_t partial_rows = std::min(at_once, (rows + shape.block_y - 1) / shape.block_y);
+  shape.blocks = static_cast<unsigned>(partial_rows * shape.cluster);
+  return {variant, partial_rows, shape};
+}
+
 Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool common, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
   const unsigned width = 16 / size_of(dtype);
   const std::int64_t packs = (n + width - 1) / width;
-  // What is fastest, as measured: 4 vectors where they make a row one warp's, and for wide rows; for those of float32 smaller
-  // blocks.
-  const bool four = common && ((packs > 64 && packs <= 128) || packs > 2048) && hw.tuned >= 90;
-  const bool small = common && dtype == kFloat32 && packs > 1024 && packs <= 4096 && hw.clusters;
-  const Variant variant = !common ? kGeneral : four && !small ? kVectors4 : kVectors2;
-  const unsigned threads = 512, stages = 3, resident = variant == kVectors4 ? 4 : 2;
-  const unsigned line = common ? threads : threads + threads / 4;
-  const unsigned bytes = stages * 2 * resident * line * 16 + (common ? 0 : threads * resident * width * 4);
+  if (common && hw.tuned && packs <= 2048 * (hw.clusters ? 16 : 1)) return plan_common(rows, packs, n, dtype, device, hw);
+  const unsigned threads = 512, stages = 3, resident = 2;
+  const unsigned bytes = stages * 2 * resident * (threads + threads / 4) * 16 + threads * resident * width * 4;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
   const std::int64_t most = static_cast<std::int64_t>(resident) * threads * (hw.clusters ? 16 : 1);
   if (!hw.tuned || dtype == kFloat64 || static_cast<int>(bytes + own_bytes) > hw.shared_bytes || packs > most) {
@@ -59,18 +91,27 @@ Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool
     const unsigned block = std::min(256u, threads_for(columns, 1));
     const std::int64_t across = (columns + block - 1) / block;
     const std::int64_t groups = std::max<std::int64_t>(1, std::min<std::int64_t>(rows, 8 * hw.multiprocessors / across));
-    return {columns == n ? kColumnsAny : kColumnsVectors, groups, {static_cast<unsigned>(across * groups), block}};
+    return {columns == n ? kColumnsAny : kColumnsVectors, groups, {static_cast<unsigned>(across * groups), block, 1, 1, 0, true}};
   }
-  LaunchShape shape{0, common ? 1u : 4u, 1, 1, bytes};
+  LaunchShape shape{0, 4, 1, 1, bytes, true};
   while (shape.block_x < 32 && shape.block_x * resident < packs) shape.block_x *= 2;
-  while (packs > static_cast<std::int64_t>(resident) * (small ? 256 : threads) * shape.cluster) shape.cluster *= 2;
+  while (packs > static_cast<std::int64_t>(resident) * threads * shape.cluster) shape.cluster *= 2;
   if (shape.block_x * resident < packs) shape.block_x = threads_for(packs, resident * shape.cluster);
-  if (shape.cluster == 1) shape.block_y = threads / shape.block_x;
+  if (shape.cluster == 1) shape.block_y = side_by_side(rows, shape.block_x, threads, hw);
   const std::int64_t at_once =
-      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(bwd_kernel(dtype, variant), device, shape);
+      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(bwd_kernel(dtype, kGeneral), device, shape);
   const std::int64_t partial_rows = std::min(at_once, (rows + shape.block_y - 1) / shape.block_y);
   shape.blocks = static_cast<unsigned>(partial_rows * shape.cluster);
-  return {variant, partial_rows, shape};
+  return {kGeneral, partial_rows, shape};
+}
+
+// For the first of two kernels: a block a row, or several where rows are few.
+LaunchShape rows_shape(const std::int64_t rows, std::int64_t n, int device) {
+  const Hardware& hw = hardware("rms_norm_bwd_any", device);
+  const unsigned threads = n > 32768 ? 512 : n > 2048 ? 256 : 128;
+  unsigned cluster = 1;
+  while (hw.clusters && cluster < 16 && threads * 16 * cluster < n && rows * cluster < 2 * hw.multiprocessors) cluster *= 2;
+  return {static_cast<unsigned>(rows) * cluster, threads, 1, cluster, 0, true};
 }
 
 struct Matrix {
@@ -177,9 +218,8 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   const ContextGuard context(device);
   const CUstream stream = current_stream(h.device());
   if (plan.variant >= kColumnsAny) {
-    const unsigned blocks = static_cast<unsigned>(m.rows);
     const Variant rows = plan.variant == kColumnsAny ? kRowsAny : kRowsVectors;
-    launch(bwd_kernel(dtype, rows), device, stream, {blocks, m.n > 32768 ? 512u : m.n > 2048 ? 256u : 128u}, &p);
+    launch(bwd_kernel(dtype, rows), device, stream, rows_shape(m.rows, m.n, device), &p);
   }
   launch(bwd_kernel(dtype, plan.variant), device, stream, plan.shape, &p);
   if (dweight.has_value()) sum_rows(*dweight, "dweight", static_cast<char*>(p.dweight), plan.partial_rows, m.n, sums, stream);

@@ -1,7 +1,9 @@
 // The gradient of RMSNorm on the device. With xhat = h * rstd and g = dy * (weight + weight_offset):
 //   dx = rstd * (g - xhat * mean(g * xhat)) + dh,   dweight = sum over rows of dy * xhat,   dbias = sum over rows of dy.
-// Here in one pass over h and dy; rms_norm_bwd_any.cu has the way in two.
+// Here all that is not the common case, in one pass over h and dy; rms_norm_bwd_held.cu has the common case, and
+// rms_norm_bwd_any.cu the way in two.
 #include "device/mailbox.cuh"
+#include "device/overlap.cuh"
 #include "device/row.cuh"
 #include "device/rstd.cuh"
 #include "device/tuned.cuh"
@@ -45,24 +47,18 @@ __device__ void copy_window(Packed* shared, const char* from, int bytes, const c
   }
 }
 
-// The kernel after this one may be launched, and waits until this one is over.
-__device__ inline void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 // Each thread of a team has the same columns in every row, because it adds up over rows for dweight and dbias: kResident vectors,
 // a team's width apart. It copies its part of the next rows of h and dy to shared memory (asynchronously, kStages rows ahead), and
 // posts its sums of one row before it finishes the row before, so that neither memory nor the other threads are waited for.
-// kPhased: rows may start anywhere and end within a vector. Copies are of aligned windows then, and each warp copies one more.
-// kGeneral: a weight of the sums' dtype or none, an offset, a bias.
-template <class T, int kResident, int kStages, bool kPhased, bool kGeneral, int kThreads>
+// Rows may start anywhere and end within a vector: copies are of aligned windows, and each warp copies one more.
+template <class T, int kResident, int kStages, int kThreads>
 __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
   constexpr int kWidth = kVectorWidth<T>;
   extern __shared__ uint4 shared[];
   __shared__ MailboxMemory<Acc> mail_memory;
+  wait_for_previous(false);
   Mailbox<Acc> mail(mail_memory);
   const auto& constants = scalars<Acc>(p);
   const int n = static_cast<int>(p.n), packs = (n + kWidth - 1) / kWidth;
@@ -70,29 +66,22 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   const int group = min(blockDim.x, 32), lane = threadIdx.x % group;
   auto exists = [&](int i) { return first + i * step < packs; };
 
-  // Shared memory: (row ahead, h or dy, i, thread), with a slot more for each warp where windows are shifted.
-  constexpr int kLine = kThreads + (kPhased ? kThreads / 4 : 0);
+  // Shared memory: (row ahead, h or dy, i, thread), with a slot more for each warp or less.
+  constexpr int kLine = kThreads + kThreads / 4;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  Packed* const mine = reinterpret_cast<Packed*>(shared) + thread + (kPhased ? thread / group : 0);
+  Packed* const mine = reinterpret_cast<Packed*>(shared) + thread + thread / group;
   auto slot = [&](int stage, int array, int i) { return mine + stage * (2 * kResident * kLine) + (array * kResident + i) * kLine; };
   auto start_of = [](const Rows& rows, long long row) { return static_cast<const T*>(rows.data) + row * rows.stride; };
   auto copy_row = [&](const Rows& rows, long long row, int stage, int array) {
     const T* const from = start_of(rows, row);
-    if constexpr (!kPhased) {
+    const char* const windows = reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(from) & ~15ull);
+    const char* const end = reinterpret_cast<const char*>(start_of(rows, p.rows - 1) + n);
+    const int bytes = static_cast<int>(reinterpret_cast<const char*>(from + n) - windows);
 #pragma unroll
-      for (int i = 0; i < kResident; ++i) {
-        if (exists(i)) copy_async(slot(stage, array, i), reinterpret_cast<const Packed*>(from) + first + i * step);
-      }
-    } else {
-      const char* const windows = reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(from) & ~15ull);
-      const char* const end = reinterpret_cast<const char*>(start_of(rows, p.rows - 1) + n);
-      const int bytes = static_cast<int>(reinterpret_cast<const char*>(from + n) - windows);
-#pragma unroll
-      for (int i = 0; i < kResident; ++i) {
-        const int at = (first + i * step) * 16;
-        if (at < bytes) copy_window(slot(stage, array, i), windows + at, bytes - at, end);
-        if (lane == group - 1 && at + 16 < bytes) copy_window(slot(stage, array, i) + 1, windows + at + 16, bytes - at - 16, end);
-      }
+    for (int i = 0; i < kResident; ++i) {
+      const int at = (first + i * step) * 16;
+      if (at < bytes) copy_window(slot(stage, array, i), windows + at, bytes - at, end);
+      if (lane == group - 1 && at + 16 < bytes) copy_window(slot(stage, array, i) + 1, windows + at + 16, bytes - at - 16, end);
     }
   };
   auto copy_ahead = [&](long long row, int stage) {
@@ -102,26 +91,21 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
     }
     commit_copies();
   };
+  auto phase_of = [&](const Rows& rows, long long row) {  // in bytes
+    return static_cast<int>(reinterpret_cast<unsigned long long>(start_of(rows, row)) & 15);
+  };
   auto element = [&](int stage, int array, int i, int j, const Rows& rows, long long row) {
-    const int phase =
-        kPhased ? static_cast<int>(reinterpret_cast<unsigned long long>(start_of(rows, row)) & 15) / static_cast<int>(sizeof(T))
-                : 0;
-    const int at = j + phase;
+    const int at = j + phase_of(rows, row) / static_cast<int>(sizeof(T));
     return slot(stage, array, i)[at / kWidth].at + at % kWidth;
   };
   auto read = [&](int stage, int array, int i, const Rows& rows, long long row) {
     const Packed* const at = slot(stage, array, i);
-    if constexpr (!kPhased) {
-      return convert<Acc>(load(at));
-    } else {
-      const int phase = static_cast<int>(reinterpret_cast<unsigned long long>(start_of(rows, row)) & 15);
-      auto wide = convert<Acc>(shifted(load(at), load(at + 1), phase));
+    auto wide = convert<Acc>(shifted(load(at), load(at + 1), phase_of(rows, row)));
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        wide.at[j] = row < p.rows && (first + i * step) * kWidth + j < n ? wide.at[j] : Acc(0);
-      }
-      return wide;
+    for (int j = 0; j < kWidth; ++j) {
+      wide.at[j] = row < p.rows && (first + i * step) * kWidth + j < n ? wide.at[j] : Acc(0);
     }
+    return wide;
   };
 
   // Teams of a block have neighbouring rows, which share pages of memory.
@@ -131,43 +115,28 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 #pragma unroll
   for (int s = 0; s < kStages; ++s) copy_ahead(begin + s * teams, s);
 
-  // The weight of this thread's columns as the sums want it: in registers, in the general case in shared memory.
-  Pack<Acc, kWidth>* const shared_weight = reinterpret_cast<Pack<Acc, kWidth>*>(shared + kStages * 2 * kResident * kLine) + thread;
-  Pack<Acc, kWidth> weight[kGeneral ? 1 : kResident];
-  if constexpr (kGeneral) {
+  // The weight of this thread's columns as the sums want it.
+  Pack<Acc, kWidth>* const weight = reinterpret_cast<Pack<Acc, kWidth>*>(shared + kStages * 2 * kResident * kLine) + thread;
 #pragma unroll 4
-    for (int j = 0; j < kResident * kWidth; ++j) {
-      const int at = min((first + j / kWidth * step) * kWidth + j % kWidth, n - 1);
-      shared_weight[j / kWidth * kThreads].at[j % kWidth] = weight_of<T>(p, at);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      weight[i] = convert<Acc>(load(static_cast<const Packed*>(p.weight) + min(first + i * step, packs - 1)));
-    }
+  for (int j = 0; j < kResident * kWidth; ++j) {
+    const int at = min((first + j / kWidth * step) * kWidth + j % kWidth, n - 1);
+    weight[j / kWidth * kThreads].at[j % kWidth] = weight_of<T>(p, at);
   }
-  auto weight_at = [&](int i) {
-    if constexpr (kGeneral) {
-      return shared_weight[i * kThreads];
-    } else {
-      return weight[i];
-    }
-  };
 
-  Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kGeneral ? kResident : 1] = {};
+  Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kResident] = {};
   int stage = -1;
 #pragma unroll 1
   for (long long row = begin - teams; row - ahead < p.rows; row += teams) {  // before the first row, its sums
     const int next = stage + 1 == kStages ? 0 : stage + 1;
     wait_for_copies<kStages - 2>();
-    if (kPhased) __syncwarp();
+    __syncwarp();
     const bool more = row - ahead + teams < p.rows;
     Acc sums[2] = {};  // of h^2, of g h
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       if (!more || !exists(i)) continue;
       const auto h = read(next, 0, i, p.h, row + teams), dy = read(next, 1, i, p.dy, row + teams);
-      const auto factor = weight_at(i);
+      const auto factor = weight[i * kThreads];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         sums[0] += h.at[j] * h.at[j];
@@ -201,14 +170,14 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
         mail.exchange(sums, scaled);
         if (scaled) break;
         scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
-        if (kPhased) __syncwarp();
+        __syncwarp();
         // With the windows between warps.
 #pragma unroll 1
-        for (int k = 0; k < (kPhased && lane == group - 1 ? 2 : 1) * kResident * kWidth; ++k) {
+        for (int k = 0; k < (lane == group - 1 ? 2 : 1) * kResident * kWidth; ++k) {
           T* const h = slot(stage, 0, k / kWidth % kResident)[k / kWidth / kResident].at + k % kWidth;
           *h = convert<T>(convert<Acc>(*h) * scale);
         }
-        if (kPhased) __syncwarp();
+        __syncwarp();
       }
     }
     const Acc rstd = rstd_of(sums[0], constants, scale), slope = -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd;
@@ -216,16 +185,15 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       const bool valid = row < p.rows && exists(i);
-      if (!kPhased && !valid) continue;
       const auto h = read(stage, 0, i, p.h, row), dy = read(stage, 1, i, p.dy, row);
-      const auto factor = weight_at(i);
+      const auto factor = weight[i * kThreads];
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const Acc scaled = dy.at[j] * rstd;
         dx.at[j] = slope * h.at[j] + scaled * factor.at[j];
         dweight[i].at[j] += scaled * h.at[j];
-        if constexpr (kGeneral) dbias[i].at[j] += dy.at[j];
+        dbias[i].at[j] += dy.at[j];
       }
       if (scale != 1) {
 #pragma unroll
@@ -234,24 +202,14 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       const int at = first + i * step;
       if (p.dh.data && valid) {
         const T* const dh = start_of(p.dh, row) + at * kWidth;
-        if constexpr (!kPhased) {
-          const auto more_dx = convert<Acc>(load(reinterpret_cast<const Packed*>(dh)));
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) dx.at[j] += more_dx.at[j];
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) dx.at[j] += convert<Acc>(dh[min(j, n - 1 - at * kWidth)]);
-        }
+        for (int j = 0; j < kWidth; ++j) dx.at[j] += convert<Acc>(dh[min(j, n - 1 - at * kWidth)]);
       }
       T* const to = static_cast<T*>(p.dx.data) + row * p.dx.stride;
       const Packed rounded = convert<T>(dx);
-      if constexpr (!kPhased) {
-        store(reinterpret_cast<Packed*>(to) + at, rounded);
-      } else {
-        store_shifted(to, at, valid ? n : 0, rounded, lane, group);
-      }
+      store_shifted(to, at, valid ? n : 0, rounded, lane, group);
     }
-    if (kPhased) __syncwarp();
+    __syncwarp();
     copy_ahead(row + kStages * teams, stage);
     stage = next;
   }
@@ -286,26 +244,20 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
     }
   };
   if (p.dweight) write_partial(p.dweight, dweight);
-  if constexpr (kGeneral) {
-    if (p.dbias) write_partial(p.dbias, dbias);
-  }
+  if (p.dbias) write_partial(p.dbias, dbias);
 }
 
 }  // namespace cuops
 
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
 #if CUOPS_TUNED
-#define RMS_NORM_BWD(name, T, kResident, suffix, kCommon)                                                       \
-  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd<T, kResident, 3, !kCommon, !kCommon, 512>(p);                                           \
+#define RMS_NORM_BWD(name, T)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_general(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd<T, 2, 3, 512>(p);                                                                      \
   }
-RMS_NORM_BWD(f32, float, 2, general, false)
-RMS_NORM_BWD(f16, __half, 2, general, false)
-RMS_NORM_BWD(bf16, __nv_bfloat16, 2, general, false)
-#define RMS_NORM_BWD_COMMON(name, T) RMS_NORM_BWD(name, T, 2, vectors2, true) RMS_NORM_BWD(name, T, 4, vectors4, true)
-RMS_NORM_BWD_COMMON(f32, float)
-RMS_NORM_BWD_COMMON(f16, __half)
-RMS_NORM_BWD_COMMON(bf16, __nv_bfloat16)
+RMS_NORM_BWD(f32, float)
+RMS_NORM_BWD(f16, __half)
+RMS_NORM_BWD(bf16, __nv_bfloat16)
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void rms_norm_bwd_none() {}
 #endif

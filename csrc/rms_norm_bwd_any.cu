@@ -1,16 +1,10 @@
 // The gradient of RMSNorm in two passes over h and dy, and the sums over rows that both ways end with.
+#include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/weight.cuh"
 #include "rms_norm.h"
 
 namespace cuops {
-
-// Waits for the kernel before this one, where the launch overlaps with it.
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // The weight of a pack of columns, as weight_of has it of one.
 template <class T, int kWidth>
@@ -40,6 +34,7 @@ template <class T, int kWidth>
 __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   CUOPS_TEAM(Acc, 2, team);
+  wait_for_previous();
   const long long row = team.index, packs = p.n / kWidth;
   const auto *const h = packs_of<kWidth, T>(p.h, row), *const dy = packs_of<kWidth, T>(p.dy, row);
   const auto& constants = scalars<Acc>(p);
@@ -81,6 +76,7 @@ __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
   const long long packs = p.n / kWidth, across = (packs + blockDim.x - 1) / blockDim.x;
   const long long group = blockIdx.x / across, groups = gridDim.x / across;
   const long long at = (blockIdx.x - group * across) * blockDim.x + threadIdx.x;
+  wait_for_previous();
   if (at >= packs) return;
   const auto weight = weights_of<T, kWidth>(p, at);
   Pack<Acc, kWidth> dweight = {}, dbias = {};

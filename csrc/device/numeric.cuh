@@ -99,6 +99,10 @@ __device__ void store(Pack<T, kWidth>* to, const Pack<T, kWidth>& v) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&v);
 }
 
+// The same bits, of which the compiler knows nothing, as it does not know that `zero` is 0: converting again is cheaper than
+// registers that keep what was converted.
+__device__ inline uint4 forgotten(const uint4& v, unsigned zero) { return {v.x ^ zero, v.y ^ zero, v.z ^ zero, v.w ^ zero}; }
+
 template <class To, class T, int kWidth>
 __device__ Pack<To, kWidth> convert(const Pack<T, kWidth>& in) {
   Pack<To, kWidth> out;

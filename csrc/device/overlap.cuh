@@ -3,13 +3,21 @@
 
 namespace cuops {
 
-// Waits for the kernel before this one, and lets the one after this be launched, which waits in turn: to be called before what
-// the kernel before has written is read, or what it reads is written. All kernels before that one are over by then.
-__device__ inline void wait_for_previous() {
+// Lets the kernel after this one be launched once all blocks have come here or are over; it waits in turn.
+__device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// Waits for the kernel before this one, and lets the one after this be launched: to be called before what the kernel before has
+// written is read, or what it reads is written. All kernels before that one are over by then. Blocks that stay until all rows are
+// done do not `release` the next kernel, which would take room beside them, before they end.
+__device__ inline void wait_for_previous(bool release = true) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  if (release) launch_dependents();
 }
 
 }  // namespace cuops
