@@ -10,14 +10,14 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4State, kRows4Shared, kColumns, kColumnsWhole };
+enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4State, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][8];  // for the life of the process
+    Kernel* at[4][9];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1",       "_rows_1_host",   "_rows_2",  "_rows_4",
-                                          "_rows_4_state", "_rows_4_shared", "_columns", "_columns_whole"};
+      constexpr const char* suffixes[] = {"_rows_1",        "_rows_1_host",   "_rows_2",  "_rows_4",       "_rows_4_state",
+                                          "_rows_4_shared", "_spread_shared", "_columns", "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
@@ -66,8 +66,11 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   if (wide && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
     variant = kRows4State;
     width = 4;
-  } else if (tuned && dtype != kFloat64 && fits(4) && !(dtype == kFloat16 && p.shared)) {
+  } else if (tuned && dtype != kFloat64 && fits(4)) {
     variant = p.shared ? kRows4Shared : kRows4;
+    width = 4;
+  } else if (tuned && p.shared && p.columns == p.dim) {
+    variant = kSpreadShared;
     width = 4;
   } else if (tuned && size >= 4 && fits(2)) {
     variant = kRows2;
@@ -75,9 +78,10 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   } else if (tuned && dtype == kFloat32) {
     variant = kRows1Host;
   }
-  const std::int64_t lines = p.columns / width;
+  const std::int64_t lines = divide_up(p.columns, width);
   // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
-  p.step = step_for(groups, lines, variant == kRows4Shared && size == 4 ? 2 : 32, hw);
+  const bool writes = size >= 4 && (variant == kRows4Shared || variant == kSpreadShared);
+  p.step = step_for(groups, lines, writes ? 2 : 32, hw);
   // Four columns take longer to compute than to write, and a part of a wave of threads as long as a whole one: two waves.
   const std::int64_t wave = std::int64_t{hw.multiprocessors} * kRows4Blocks * kSampleThreads;
   if (variant == kRows4 && groups * lines >= 4 * wave) p.step = divide_up(groups, std::max<std::int64_t>(2 * wave / lines, 1));

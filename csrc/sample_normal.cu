@@ -20,20 +20,21 @@ __device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
 }
 
 // Samples along rows: a thread has kWidth neighbouring columns, and walks over groups of samples. dim is a multiple of kWidth.
-// With kShared, one noise is for all columns.
-template <class T, int kWidth, bool kShared, class Key>
+// With kShared, one noise is for all columns. With kSpread, any dim of a single batch: the columns of a thread are far apart, so
+// that those of neighbouring threads are neighbours.
+template <class T, int kWidth, bool kShared, class Key, bool kSpread = false>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
   wait_for_previous();
-  const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
-  const long long column = (thread_index() - chunk * tiles) * kWidth;
+  const long long tiles = (p.columns + kWidth - 1) / kWidth, chunk = quotient(thread_index(), tiles);
+  const long long column = (thread_index() - chunk * tiles) * (kSpread ? 1 : kWidth), apart = kSpread ? tiles : 1;
   long long group = p.group + chunk * p.step;
   const long long end = min(group + p.step, p.end_group);
 
   Distribution<T> of[kWidth];
   if (group < end) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
+    for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, kSpread ? min(column + j * apart, p.columns - 1) : column + j);
   }
   const Noise<Key> noise = noise_of<Key>(p);
 #pragma unroll
@@ -58,7 +59,14 @@ __device__ void sample_rows(const SampleNormalParams& p) {
         Pack<T, kWidth> v;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(sign * z[j].at[i]);
-        store_pack(to, v);
+        if constexpr (kSpread) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            if (column + j * apart < p.columns) reinterpret_cast<T*>(to)[j * apart] = v.at[j];
+          }
+        } else {
+          store_pack(to, v);
+        }
       };
       if (group >= p.whole_group && group < p.end_whole) {
 #pragma unroll
@@ -196,7 +204,12 @@ CUOPS_KERNEL(kRows4Blocks, f32_rows_4_state, sample_rows<float, 4, false, SeedKe
 CUOPS_KERNEL(kRows4Blocks, f16_rows_4, sample_rows<__half, 4, false, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, bf16_rows_4, sample_rows<__nv_bfloat16, 4, false, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
+CUOPS_KERNEL(kRows4Blocks, f16_rows_4_shared, sample_rows<__half, 4, true, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
+CUOPS_KERNEL(1, f64_spread_shared, sample_rows<double, 4, true, HostKey, true>)
+CUOPS_KERNEL(kRows4Blocks, f32_spread_shared, sample_rows<float, 4, true, HostKey, true>)
+CUOPS_KERNEL(kRows4Blocks, f16_spread_shared, sample_rows<__half, 4, true, HostKey, true>)
+CUOPS_KERNEL(kRows4Blocks, bf16_spread_shared, sample_rows<__nv_bfloat16, 4, true, HostKey, true>)
 CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
 CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
 #endif
