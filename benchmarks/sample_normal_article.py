@@ -1,8 +1,10 @@
 """The comparison of the article on sampling for the cross-entropy method: times and speed-ups over dimensions and samples.
 
-A call is timed between CUDA events around it, launch included, the L2 cache emptied before each, the median of many; so is
-the replay of a CUDA graph of that call, where Python's time does not count. Kernels are warm, and torch.compile is compiled
-for each shape before it is timed. "shared" has one z a sample for all dimensions, as the article's kernel has.
+Calls from Python are timed by the clock, launch included: many in a row, until the GPU is done with the last. A call is
+timed between CUDA events around it too, the median of many; the L2 cache is emptied before each, which hides a part of
+Python's time. So is the replay of a CUDA graph of that call, where Python's time does not count at all. Kernels are warm,
+and torch.compile is compiled for each shape before it is timed. "shared" has one z a sample for all dimensions, as the
+article's kernel has.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .comparison import Records, Timer
 
 SAMPLES, DIMENSIONS = 1024, range(10, 5000, 100)
 OF_ONE_DIMENSION, NUMBERS = 110, [1 << k for k in range(6, 21, 2)]
-WAYS = {"call_us": "calls from Python", "kernel_us": "kernel time"}
+WAYS = {"call_us": "calls from Python", "event_us": "calls between events", "kernel_us": "kernel time"}
 OURS = "cuops, independent"
 
 
@@ -62,15 +64,16 @@ def _measured(
 ) -> Records:
     records: Records = []
     for n, d in shapes:
-        record: dict[str, Any] = {"samples": n, "dimension": d, "call_us": {}, "kernel_us": {}}
+        record: dict[str, Any] = {"samples": n, "dimension": d, **{way: {} for way in WAYS}}
         torch.compiler.reset()
         for name, function in functions.items():
             for kind in ("independent", "shared"):
                 case = Case("sample_normal", kind, (n, d), torch.float32)
                 arguments = case.module.inputs(case, options.device)
                 make = lambda c=case, f=function, a=arguments: c.module.call(c, f, a)  # noqa: E731
-                record["call_us"][f"{name}, {kind}"] = timer.direct(make)
-                record["kernel_us"][f"{name}, {kind}"] = timer.kernel(make)
+                times = timer.in_a_row(make), timer.direct(make), timer.kernel(make)
+                for way, time in zip(WAYS, times, strict=True):
+                    record[way][f"{name}, {kind}"] = time
         records.append(record)
     return records
 
@@ -84,7 +87,8 @@ def _conclude(records: Records, path: Path, axis: str) -> str:
         times = [statistics.fmean(record[way][name] for record in records) for way in WAYS]
         speedups = [statistics.fmean(record[way][base] / record[way][name] for record in records) for way in WAYS]
         rows.append([name, *(f"{time:.1f}" for time in times), *(f"{speedup:.2f}" for speedup in speedups)])
-    print(report.table([f"mean of {len(records)}", "call, µs", "kernel, µs", f"calls against {base}", "kernels"], rows))
+    print(f"means over {len(records)}, and of the speed-up over {base}")
+    print(report.table(["", "calls, µs", "events", "kernels", "speed-up of calls", "events", "kernels"], rows))
     _plot(path, records, base, axis)
     return base
 
@@ -96,7 +100,7 @@ def _plot(path: Path, records: Records, base: str, axis: str) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(13, 8), layout="constrained", sharex=True)
+    figure, axes = plt.subplots(2, 3, figsize=(18, 8), layout="constrained", sharex=True)
     places = [record[axis] for record in records]
     fixed = f"{records[0]['samples']:,} samples" if axis == "dimension" else f"{records[0]['dimension']} dimensions"
     for column, (way, what) in enumerate(WAYS.items()):

@@ -141,7 +141,7 @@ def test_parts_of_the_article_add_up(tmp_path, capsys, monkeypatch):
 
     def times(n, d):
         names = {"cuops, independent": d, "torch, independent": 3 * d}
-        return {"samples": n, "dimension": d, "call_us": names, "kernel_us": names}
+        return {"samples": n, "dimension": d, **dict.fromkeys(article.WAYS, names)}
 
     options = argparse.Namespace(device="cuda", quick=False, output=tmp_path, part=(2, 2), earlier={})
     half = article.article(options, {}, CpuTimer())

@@ -50,6 +50,14 @@ def _torch() -> Function:
     return sample
 
 
+def _compiled() -> Function:
+    import torch._functorch.config as config
+
+    if hasattr(config, "donated_buffer"):
+        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
+    return torch.compile(_torch(), dynamic=False)
+
+
 def _cuops() -> Function:
     import cuops
 
@@ -60,7 +68,7 @@ def _cuops() -> Function:
 IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "cuops": _cuops,
     "torch": _torch,
-    "torch.compile": lambda: torch.compile(_torch(), dynamic=False),
+    "torch.compile": _compiled,
 }
 ON_CPU = tuple(IMPLEMENTATIONS)
 ALIASES: dict[str, str] = {}

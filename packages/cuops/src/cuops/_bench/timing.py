@@ -52,13 +52,21 @@ class CudaTimer:
 
     def host(self, make: Callable[[], Call], calls: int = 300) -> float:
         """Time that a call takes from its caller, the GPU being idle enough to follow."""
-        call = make()
+        return self._clock(make(), calls, waits=False)
+
+    def in_a_row(self, make: Callable[[], Call], calls: int = 100) -> float:
+        """Time of a call among many by the clock: Python's, or the GPU's where that takes longer."""
+        return self._clock(make(), calls, waits=True)
+
+    def _clock(self, call: Call, calls: int, waits: bool) -> float:
         batches = []
         for _ in range(7):
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(calls):
                 call()
+            if waits:
+                torch.cuda.synchronize()
             batches.append((time.perf_counter() - start) / calls)
         torch.cuda.synchronize()
         return statistics.median(batches) * 1e6
@@ -104,6 +112,7 @@ class CpuTimer:
 
     direct = kernel
     host = kernel
+    in_a_row = kernel
 
     def copy(self, traffic: int, calls: int = 1) -> float:
         """A copy that reads and writes `traffic` bytes in all."""
