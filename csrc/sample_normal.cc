@@ -1,4 +1,4 @@
-// Normal samples on the host: checks, the choice of a kernel, the launch.
+// Normal samples on the host: checks, arrays on the GPU and those on the host.
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
@@ -9,90 +9,6 @@
 
 namespace cuops {
 namespace {
-
-enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4State, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
-
-Kernel& kernel_for(DType dtype, Variant variant) {
-  struct Table {
-    Kernel* at[4][9];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_rows_1",        "_rows_1_host",   "_rows_2",  "_rows_4",       "_rows_4_state",
-                                          "_rows_4_shared", "_spread_shared", "_columns", "_columns_whole"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int v = kRows1; v <= kColumnsWhole; ++v)
-          at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][variant];
-}
-
-// Enough turns a thread that its preparations do not count, as long as one wave of threads fills the GPU.
-std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most, const Hardware& hw) {
-  return std::clamp<std::int64_t>(divide_up(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
-}
-
-void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p) {
-  LaunchShape shape{sample_blocks(threads), kSampleThreads};
-  shape.overlaps = true;
-  launch(kernel, device, stream, shape, p);
-}
-
-void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
-  static Kernel* const kernel = new Kernel("sample_normal", "sample_normal_fwd_truncated");
-  launch_threads(*kernel, (p.end_group - p.group) * p.columns, device, stream, &p);
-}
-
-// Threads of a block side by side in a column, and blocks over columns and their parts.
-void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
-  const std::int64_t groups = p.end_group - p.group;
-  p.lanes = 1;
-  while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
-  const std::int64_t turns = divide_up(groups, p.lanes), columns = divide_up(p.columns, kSampleThreads / p.lanes);
-  p.step = step_for(turns, columns * kSampleThreads, 32, hw);
-  const bool whole = wide && dtype != kFloat16 && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 &&
-                     p.start % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
-  const std::int64_t threads = columns * divide_up(turns, p.step) * kSampleThreads;
-  launch_threads(kernel_for(dtype, whole ? kColumnsWhole : kColumns), threads, device, stream, &p);
-}
-
-void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
-  const std::int64_t groups = p.end_group - p.group;
-  const int size = size_of(dtype);
-  auto fits = [&](int width) { return p.dim % width == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (width * size) == 0; };
-  Variant variant = kRows1;
-  int width = 1;
-  const bool tuned = wide && p.state == nullptr;
-  if (wide && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
-    variant = kRows4State;
-    width = 4;
-  } else if (tuned && dtype != kFloat64 && fits(4)) {
-    variant = p.shared ? kRows4Shared : kRows4;
-    width = 4;
-  } else if (tuned && p.shared && p.columns == p.dim) {
-    variant = kSpreadShared;
-    width = 4;
-  } else if (tuned && size >= 4 && fits(2)) {
-    variant = kRows2;
-    width = 2;
-  } else if (tuned && dtype == kFloat32) {
-    variant = kRows1Host;
-  }
-  const std::int64_t lines = divide_up(p.columns, width);
-  // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
-  const bool writes = size >= 4 && (variant == kRows4Shared || variant == kSpreadShared);
-  p.step = step_for(groups, lines, writes ? 2 : 32, hw);
-  // Four columns take longer to compute than to write, and a part of a wave of threads as long as a whole one: two waves.
-  const std::int64_t wave = std::int64_t{hw.multiprocessors} * kRows4Blocks * kSampleThreads;
-  if (variant == kRows4 && groups * lines >= 4 * wave) p.step = divide_up(groups, std::max<std::int64_t>(2 * wave / lines, 1));
-  launch_threads(kernel_for(dtype, variant), lines * divide_up(groups, p.step), device, stream, &p);
-}
-
-void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream) {
-  if (p.low != nullptr) return launch_truncated(p, device, stream);
-  const Hardware& hw = hardware("sample_normal", device);
-  (p.along_columns ? launch_columns : launch_rows)(p, dtype, hw.tuned >= 80, device, stream, hw);
-}
 
 bool expect_wide(TensorView t, const char* name, DType dtype) {
   const DType got = dtype_of(t, name);

@@ -33,4 +33,7 @@ inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 
 
 unsigned sample_blocks(std::int64_t threads);
 
+// Draws: all parameters are set but for those that say which thread has what.
+void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream);
+
 }  // namespace cuops
