@@ -196,20 +196,19 @@ CUOPS_KERNEL(1, truncated, sample_truncated)
 // For speed, with the key from the host.
 #if CUOPS_TUNED >= 80
 CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, HostKey>)
-CUOPS_KERNEL(1, f64_columns_whole, sample_columns<double, true, HostKey>)
 CUOPS_KERNEL(8, f32_rows_1_host, sample_rows<float, 1, false, HostKey>)
 CUOPS_KERNEL(8, f32_rows_2, sample_rows<float, 2, false, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, f32_rows_4, sample_rows<float, 4, false, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, f32_rows_4_state, sample_rows<float, 4, false, SeedKey>)
 CUOPS_KERNEL(kRows4Blocks, f16_rows_4, sample_rows<__half, 4, false, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, bf16_rows_4, sample_rows<__nv_bfloat16, 4, false, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, f16_rows_4_shared, sample_rows<__half, 4, true, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
-CUOPS_KERNEL(1, f64_spread_shared, sample_rows<double, 4, true, HostKey, true>)
-CUOPS_KERNEL(kRows4Blocks, f32_spread_shared, sample_rows<float, 4, true, HostKey, true>)
-CUOPS_KERNEL(kRows4Blocks, f16_spread_shared, sample_rows<__half, 4, true, HostKey, true>)
-CUOPS_KERNEL(kRows4Blocks, bf16_spread_shared, sample_rows<__nv_bfloat16, 4, true, HostKey, true>)
 CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
 CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
+#endif
+#if CUOPS_TUNED >= 90
+CUOPS_KERNEL(kRows4Blocks, f32_rows_4_state, sample_rows<float, 4, false, SeedKey>)
+CUOPS_KERNEL(kRows4Blocks, f16_rows_4_shared, sample_rows<__half, 4, true, HostKey>)
+CUOPS_KERNEL(1, f64_spread_shared, sample_rows<double, 4, true, HostKey, true>)
+CUOPS_KERNEL(kRows4Blocks, f32_spread_shared, sample_rows<float, 4, true, HostKey, true>)
 #endif

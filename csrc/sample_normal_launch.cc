@@ -44,8 +44,9 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
   while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
   const std::int64_t turns = divide_up(groups, p.lanes), columns = divide_up(p.columns, kSampleThreads / p.lanes);
   p.step = step_for(turns, columns * kSampleThreads, 32, hw);
-  const bool whole = wide && dtype != kFloat16 && !p.antithetic && p.state == nullptr && p.num_samples % 4 == 0 &&
-                     p.start % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
+  const bool whole = wide && (dtype == kFloat32 || dtype == kBFloat16) && !p.antithetic && p.state == nullptr &&
+                     p.num_samples % 4 == 0 && p.start % 4 == 0 &&
+                     reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
   const std::int64_t threads = columns * divide_up(turns, p.step) * kSampleThreads;
   launch_threads(kernel_for(dtype, whole ? kColumnsWhole : kColumns), threads, device, stream, &p);
 }
@@ -56,14 +57,14 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   auto fits = [&](int width) { return p.dim % width == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (width * size) == 0; };
   Variant variant = kRows1;
   int width = 1;
-  const bool tuned = wide && p.state == nullptr;
-  if (wide && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
+  const bool tuned = wide && p.state == nullptr, newer = hw.tuned >= 90;
+  if (newer && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
     variant = kRows4State;
     width = 4;
-  } else if (tuned && dtype != kFloat64 && fits(4)) {
+  } else if (tuned && dtype != kFloat64 && fits(4) && (newer || dtype != kFloat16 || !p.shared)) {
     variant = p.shared ? kRows4Shared : kRows4;
     width = 4;
-  } else if (tuned && p.shared && p.columns == p.dim) {
+  } else if (newer && tuned && p.shared && size >= 4 && p.columns == p.dim) {
     variant = kSpreadShared;
     width = 4;
   } else if (tuned && size >= 4 && fits(2)) {
@@ -74,8 +75,8 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   }
   const std::int64_t lines = divide_up(p.columns, width);
   // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
-  const bool writes = size >= 4 && (variant == kRows4Shared || variant == kSpreadShared);
-  p.step = step_for(groups, lines, writes ? 2 : 32, hw);
+  const int most = variant == kSpreadShared ? size / 4 : variant == kRows4Shared && size == 4 ? 2 : 32;
+  p.step = step_for(groups, lines, most, hw);
   // Four columns take longer to compute than to write, and a part of a wave of threads as long as a whole one: two waves.
   const std::int64_t wave = std::int64_t{hw.multiprocessors} * kRows4Blocks * kSampleThreads;
   if (variant == kRows4 && groups * lines >= 4 * wave) p.step = divide_up(groups, std::max<std::int64_t>(2 * wave / lines, 1));
