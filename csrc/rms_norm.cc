@@ -18,15 +18,15 @@ using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 // Which kernel: those whose rows stay in registers are in rms_norm.cu, the last three in rms_norm_any.cu. All but the last two are
 // for the common case, the second with a residual.
-enum Variant { kShort, kResidual, kWide, kPhased4, kPhased8, kLong, kVectors, kAny };
+enum Variant { kShort, kResidual, kWide, kStay, kPhased, kLong, kVectors, kAny };
 
 Kernel& fwd_kernel(DType dtype, Variant variant) {
   struct Table {
     Kernel* at[4][8];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_short", "_residual", "_wide", "_phased4", "_phased8", "_long", "_vectors", "_any"};
+      constexpr const char* suffixes[] = {"_short", "_residual", "_wide", "_stay", "_phased", "_long", "_vectors", "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (Variant v : {kShort, kResidual, kWide, kPhased4, kPhased8, kLong, kVectors, kAny})
+        for (Variant v : {kShort, kResidual, kWide, kStay, kPhased, kLong, kVectors, kAny})
           at[t][v] = new Kernel(v < kLong ? "rms_norm" : "rms_norm_any", std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
     }
   };
@@ -57,20 +57,39 @@ LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resid
   return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
 }
 
+// For wide rows, 8 vectors a thread: clusters that stay until all rows are done.
+LaunchShape stay_shape(std::int64_t rows, std::int64_t packs, DType dtype, int device) {
+  const unsigned cluster = packs <= 12288 || (packs > 16384 && packs <= 32768) ? 8 : 16;
+  LaunchShape shape{0, threads_for(packs, 8 * cluster), 1, cluster};
+  shape.blocks =
+      cluster * static_cast<unsigned>(std::min<std::int64_t>(rows, clusters_at_once(fwd_kernel(dtype, kStay), device, shape)));
+  return shape;
+}
+
 // What is fastest where, as measured (docs/design.md). `common`: the common case, with or without a residual; `alike`: x and y
 // start alike, so that unaligned rows can be moved in vectors.
-Plan plan_fwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, bool residual, bool aligned, bool alike,
-              const Hardware& hw) {
+Plan plan_fwd(std::int64_t rows, std::int64_t n, DType dtype, bool common, bool residual, bool aligned, bool alike, int device) {
+  const Hardware& hw = hardware("rms_norm_any", device);
   const int width = 16 / size_of(dtype);
   const std::int64_t packs = n / width;
   if (common && hw.tuned) {
     const bool is_double = dtype == kFloat64;
     if (residual && aligned && packs <= 1024 && !is_double) return {kResidual, resident_shape(rows, packs, 2, 512)};
     if (!residual && aligned && packs <= 512 && !is_double) return {kShort, resident_shape(rows, packs, 2, 256)};
-    if (!residual && aligned && packs <= 2048 * (hw.clusters ? 16 : 1)) return {kWide, resident_shape(rows, packs, 8, 256)};
-    if (!residual && alike && packs <= 512 && !is_double)
-      return {kPhased4, resident_shape(rows, std::max<std::int64_t>(packs, 32), 4, 128)};
-    if (!residual && alike && packs <= 2048 && !is_double) return {kPhased8, resident_shape(rows, packs, 8, 256)};
+    if (!residual && aligned && packs <= 2048 * (!hw.clusters ? 1 : is_double ? 16 : 2)) {
+      LaunchShape shape = resident_shape(rows, packs, 8, 256);
+      // Small blocks, also for few rows, where that takes no more threads.
+      while (hw.clusters && !is_double && shape.cluster < (packs < 4096 ? 2 : 4) && packs >= 1024 &&
+             2 * threads_for(packs, 16 * shape.cluster) == shape.block_x) {
+        shape.block_x /= 2;
+        shape.cluster *= 2;
+        shape.blocks *= 2;
+      }
+      return {kWide, shape};
+    }
+    if (!residual && aligned && packs <= 65536 && hw.clusters && !is_double) return {kStay, stay_shape(rows, packs, dtype, device)};
+    if (!residual && alike && packs <= 2048 && !is_double)
+      return {kPhased, resident_shape(rows, std::max<std::int64_t>(packs, 32), 8, 256)};
   }
   // Through shared memory: 64 KiB a block, and more where clusters end.
   const bool is_long = common && !residual && alike && hw.tuned && dtype != kFloat64;
@@ -100,8 +119,9 @@ void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
                       p.y_dtype == dtype && p.x.inner >= p.rows && p.y.inner >= p.rows &&
                       p.residual.inner >= p.rows == (p.residual.data != nullptr) && p.h.inner >= p.rows == (p.h.data != nullptr);
   const bool alike = fits && aligned16(p.weight) && start_alike(p.x, p.y, size);
-  Plan plan = plan_fwd(p.rows, p.n, dtype, common, p.residual.data != nullptr, aligned, alike, hardware("rms_norm_any", device));
-  plan.shape.overlaps = true;
+  Plan plan = plan_fwd(p.rows, p.n, dtype, common, p.residual.data != nullptr, aligned, alike, device);
+  // The start of a launch counts where rows are few; where they are many, asking costs each block more than it gains.
+  plan.shape.overlaps = p.overlaps = p.rows * p.n <= 1 << 22;
   const std::int64_t threads = plan.shape.block_x * plan.shape.cluster, packs = plan.variant == kAny ? p.n : p.n / width;
   const std::int64_t each = std::max<std::int64_t>((packs + threads - 1) / threads, 1);
   p.chunk = plan.chunk;

@@ -19,7 +19,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM_OF(Acc, 1, kClusters, team);
-  wait_for_previous();
+  if (p.overlaps) wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
   const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
   const bool active = wanted < p.rows;
@@ -98,6 +98,73 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   }
 }
 
+// Wide rows, a row a cluster. Clusters stay until all rows are done, so that a thread keeps its part of the weight; while a row is
+// worked on, the next one is on its way to registers.
+template <class T, int kResident>
+__device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
+  using Acc = Accumulator<T>;
+  constexpr int kWidth = kVectorWidth<T>;
+  CUOPS_TEAM(Acc, 1, team);
+  const auto& constants = scalars<Acc>(p);
+  const int packs = static_cast<int>(p.n) / kWidth, first = team.first(), step = team.threads();
+  const long long teams = gridDim.x / team.blocks;
+  auto exists = [&](int i) { return first + i * step < packs; };
+  auto wide = [](const uint4& v) { return convert<Acc>(*reinterpret_cast<const Vector<T>*>(&v)); };
+  if (p.overlaps) wait_for_previous(p.rows <= teams);
+
+  uint4 next[kResident] = {}, weight[kResident] = {};
+  auto fetch = [&](long long row) {
+    const auto* const x = reinterpret_cast<const uint4*>(static_cast<const T*>(p.x.data) + row * p.x.stride) + first;
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      if (exists(i)) next[i] = x[i * step];
+    }
+  };
+  fetch(team.index);
+#pragma unroll
+  for (int i = 0; i < kResident; ++i) {
+    if (exists(i)) weight[i] = __ldg(static_cast<const uint4*>(p.weight) + first + i * step);
+  }
+#pragma unroll 1
+  for (long long row = team.index; row < p.rows; row += teams) {
+    uint4 x[kResident];
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) x[i] = next[i];
+    if (row + teams < p.rows) fetch(row + teams);
+    Acc sum = 0;
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      const auto v = wide(x[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum += v.at[j] * v.at[j];
+    }
+    sum = team.reduce(sum, Sum());
+    const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
+    T* const y = static_cast<T*>(p.y.data) + row * p.y.stride;
+    Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
+    if (__builtin_expect(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest), 0)) {
+      const T* const from = static_cast<const T*>(p.x.data) + row * p.x.stride;
+      careful_row(from, y, static_cast<const T*>(p.weight), rstd_at, p.n, constants, team);
+      team.skip(2);
+      continue;
+    }
+    const Acc rstd = rsqrt_rn(mean_eps);
+    if (rstd_at && first == 0) *rstd_at = rstd;
+    const unsigned zero = static_cast<unsigned>(p.x.outer_stride);  // rows have one stride
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      if (!exists(i)) continue;
+      weight[i] = forgotten(weight[i], zero);
+      auto v = wide(forgotten(x[i], zero));
+      const auto factor = wide(weight[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) v.at[j] *= rstd * factor.at[j];
+      store(reinterpret_cast<Vector<T>*>(y) + first + i * step, convert<T>(v));
+    }
+  }
+  launch_dependents();
+}
+
 }  // namespace cuops
 
 // Instances, as plan_fwd in rms_norm.cc asks for them: vectors a thread; phased, residual, clusters; threads a block, and blocks
@@ -111,12 +178,20 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   RMS_NORM_FWD(name, T, short, 2, false, false, false, 512, 3)   \
   RMS_NORM_FWD(name, T, residual, 2, false, true, false, 512, 2) \
   RMS_NORM_FWD(name, T, wide, 8, false, false, true, 256, 2)     \
-  RMS_NORM_FWD(name, T, phased4, 4, true, false, false, 256, 3)  \
-  RMS_NORM_FWD(name, T, phased8, 8, true, false, false, 256, 2)
+  RMS_NORM_FWD(name, T, phased, 8, true, false, false, 256, 2)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
 RMS_NORM_FWD(f64, double, wide, 8, false, false, true, 256, 2)
+#if CUOPS_CLUSTERS
+#define RMS_NORM_FWD_STAY(name, T)                                                                          \
+  extern "C" __global__ void __launch_bounds__(512) rms_norm_fwd_##name##_stay(cuops::RmsNormFwdParams p) { \
+    cuops::rms_norm_fwd_stay<T, 8>(p);                                                                      \
+  }
+RMS_NORM_FWD_STAY(f32, float)
+RMS_NORM_FWD_STAY(f16, __half)
+RMS_NORM_FWD_STAY(bf16, __nv_bfloat16)
+#endif
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void rms_norm_fwd_none() {}
 #endif

@@ -30,6 +30,7 @@ struct RmsNormFwdParams {
   RmsNormScalars<float> float32;
   DType y_dtype;
   bool weight_wide, bias_wide;     // they have the dtype of the sums (float32) where x has 16 bits
+  bool overlaps;                   // the launch overlaps with the kernel before it
   int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
   Rows residual, h;                // h = x + residual, where there is a residual
   const void* bias;

@@ -74,7 +74,7 @@ __device__ void rms_norm_fwd_long(const RmsNormFwdParams& p) {
   constexpr bool kPhased = true;
   extern __shared__ uint4 shared[];
   CUOPS_TEAM(Acc, 1, team);
-  wait_for_previous();
+  if (p.overlaps) wait_for_previous();
   const T* const x = static_cast<const T*>(p.x.data) + team.index * p.x.stride;
   T* const y = static_cast<T*>(p.y.data) + team.index * p.y.stride;
   const T* const weight = static_cast<const T*>(p.weight);
@@ -132,7 +132,7 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
   constexpr int kUnroll = kWidth == 1 ? 4 : 2;
   extern __shared__ uint4 shared[];
   CUOPS_TEAM(Acc, 1, team);
-  wait_for_previous();
+  if (p.overlaps) wait_for_previous();
   const long long row = team.index;
   auto start_of = [&](const Rows& rows) { return reinterpret_cast<Packed*>(static_cast<T*>(rows.data) + offset_of(rows, row)); };
   const Index first = team.first(), step = team.threads();

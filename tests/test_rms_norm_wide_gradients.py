@@ -69,3 +69,20 @@ def test_are_right_where_squares_leave_the_range(dtype, scale, n):
     error = (got[0].double() - want[0]).abs() / (want[0].abs() + rows)
     assert error.max() <= torch.finfo(dtype).eps / 2 + 2e-5
     assert_close(got[1:], want[1:], n, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [64, 1000, 1024, 4097, 7168, 8192, 65536, 131072])
+def test_rows_of_all_sizes_lie_side_by_side(n, dtype):
+    torch.manual_seed(n)
+    rows = 150 if n > 8192 else 3000  # more than there are blocks
+    scale = torch.tensor([1.0, 1e22, 1e-12, 1.0, 1e-25], device="cuda").repeat(rows // 5)
+    x = (torch.randn(rows, n, device="cuda") * scale[:, None]).to(dtype).requires_grad_()
+    weight = torch.randn(n, device="cuda").to(dtype).requires_grad_()
+    dy = torch.randn(rows, n, device="cuda").to(dtype)
+    (dx, dweight), (want_dx, want_dweight) = gradients(x, weight, None, dy, None, None, 0.0)
+    h = x.detach().double()
+    want_y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5) * weight.detach().double()
+    for got, want in ((cuops.rms_norm(x, weight, None, 1e-5), want_y), (dx, want_dx), (dweight, want_dweight)):
+        error = (got.detach().double() - want).norm(dim=-1) / want.norm(dim=-1)
+        assert error.max() <= torch.finfo(dtype).eps * (1 + 16 * (dtype == torch.float32))

@@ -97,6 +97,9 @@ class Team {
 #endif
     ++phase_;
   }
+  // After a copy of this team has reduced.
+  __device__ void skip(unsigned reductions) { phase_ += reductions; }
+
   template <class Op>
   __device__ Acc reduce(Acc v, Op op) {
     Acc values[kValues] = {v};
