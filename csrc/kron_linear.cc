@@ -7,6 +7,7 @@
 
 #include "host/error.h"
 #include "host/tensor.h"
+#include "kron_factors.h"
 #include "kron_linear_fwd.h"
 #include "kron_plan.h"
 
@@ -16,10 +17,15 @@ namespace {
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
 
-Kernel& fwd_kernel(KronArithmetic arithmetic, DType dtype) {
-  static Kernel kernels[] = {
-      {"kron_linear", "kron_linear_fwd_f64"}, {"kron_linear", "kron_linear_fwd_f32"}, {"kron_linear", "kron_linear_fwd_bf16"}};
-  return kernels[arithmetic == kKronPairs ? 2 : dtype != kFloat64];
+Kernel& fwd_kernel(DType dtype) {
+  static Kernel kernels[] = {{"kron_linear", "kron_linear_fwd_f64"}, {"kron_linear", "kron_linear_fwd_f32"}};
+  return kernels[dtype != kFloat64];
+}
+Kernel& tuned_kernel(KronKernel which) {
+  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
+                             {"kron_linear_tuned", "kron_tuned_pairs"},
+                             {"kron_linear_tuned", "kron_tuned_pairs_128"}};
+  return kernels[which - kKronTunedSingle];
 }
 
 KronDevice device_facts(int device) {
@@ -31,7 +37,7 @@ KronDevice device_facts(int device) {
 const KronGroup& cached_group(const KronProblem& problem, int device) {
   static std::mutex mutex;
   static std::map<std::vector<std::int64_t>, KronGroup> known;
-  std::vector<std::int64_t> key = {device, problem.dtype, problem.single, problem.rows, problem.inner};
+  std::vector<std::int64_t> key = {device, problem.dtype, problem.single, problem.aligned, problem.rows, problem.inner};
   for (const KronSize& size : problem.sizes) {
     key.push_back(size.out);
     key.push_back(size.in);
@@ -76,44 +82,50 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     raise("ValueError", "y: expected x's leading dimensions");
   if (problem.rows == 0 || in == 0 || out == 0) raise("ValueError", "x: expected no empty array");
 
+  const int width = 16 / size_of(dtype);
+  const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
+  problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
   const KronGroup& group = cached_group(problem, device);
   if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
-  KronFwdParams p = group.params;
-  const int width = 16 / size_of(dtype), last = p.axes - 1;
-  for (std::size_t i = 0; i < problem.sizes.size(); ++i) {
-    const tvm::ffi::Tensor factor = factors[i];
-    KronFactor& f = p.factors[i];
-    f.data = data_of(TensorView(factor));
-    f.row_stride = factor.stride(0);
-    f.column_stride = factor.stride(1);
-    f.out = static_cast<int>(factor.size(0));
-    f.in = static_cast<int>(factor.size(1));
-    f.by_out = kron_divisor(f.out);
-    f.by_in = kron_divisor(f.in);
-    f.vectors = aligned16(f.data) && f.column_stride == 1 && f.row_stride % width == 0 && f.in % width == 0;
-  }
-  p.dtype = dtype;
-  p.x = rows_of(x, "x");
-  p.y = rows_of(y, "y");
+  const void* bias_data = nullptr;
+  std::int64_t bias_lead = 1;
   if (bias.has_value()) {
     const std::int64_t n = (*bias).numel();
     if (inner != 1 || n % out != 0 || !(*bias).is_contiguous())
       raise("ValueError", "bias: expected one contiguous element an output");
     if (dtype_of(*bias, "bias") != dtype) raise("TypeError", "bias: expected x's dtype");
     expect_device(*bias, "bias", x.device());
-    p.bias = data_of(*bias);
-    p.bias_lead = n / out;
+    bias_data = data_of(*bias);
+    bias_lead = n / out;
   }
+  const ContextGuard context(device);
+  if (group.tuned != kKronGeneral) {
+    KronTunedParams p = group.tuned_params;
+    fill_factors(p.factors, factors, dtype);
+    p.x = x_rows;
+    p.y = y_rows;
+    p.bias = bias_data;
+    p.bias_lead = bias_lead;
+    p.x_linear = p.x.inner >= p.rows && p.x.stride == in;
+    return launch(tuned_kernel(group.tuned), device, current_stream(x.device()), group.shape, &p);
+  }
+  KronFwdParams p = group.params;
+  fill_factors(p.factors, factors, dtype);
+  p.dtype = dtype;
+  p.x = x_rows;
+  p.y = y_rows;
+  p.bias = bias_data;
+  p.bias_lead = bias_lead;
+  const int last = p.axes - 1;
   const bool by_columns = p.columns > 0;
   p.x_vectors = vectors_fit(p.x, width, dtype) && (by_columns ? inner : p.in[last]) % 8 == 0;
   p.y_vectors = vectors_fit(p.y, width, dtype) && (by_columns ? inner : p.out[last]) % 8 == 0;
   p.direct = p.step[p.steps - 1].innermost && p.bias == nullptr && vectors_fit(p.y, 2, dtype) && p.out[last] % 2 == 0 &&
-             (problem.arithmetic == kKronPairs || (problem.arithmetic == kKronScaled && dtype == kFloat32));
+             problem.arithmetic == kKronScaled && dtype == kFloat32;
   p.x_linear = !by_columns && p.x.inner >= p.rows && p.x.stride == in;
   p.by_in_pieces = kron_divisor(p.x_vectors ? p.in_chunks * 8 / width : p.in_chunks * 8);
   p.by_out_pieces = kron_divisor(p.y_vectors ? p.out_chunks : p.out[last]);
-  const ContextGuard context(device);
-  launch(fwd_kernel(problem.arithmetic, dtype), device, current_stream(x.device()), group.shape, &p);
+  launch(fwd_kernel(dtype), device, current_stream(x.device()), group.shape, &p);
 }
 
 namespace {
@@ -136,7 +148,8 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const KronFwdParams& p = group.params;
-    result.push_back({group.first, group.count, group.fused ? 0 : 1, p.samples, p.slices, p.columns,
+    const int samples = group.tuned != kKronGeneral ? group.tuned_params.samples : p.samples;
+    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, p.slices, p.columns,
                       static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
                       static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
                       static_cast<int64_t>(group.operations)});

@@ -30,7 +30,7 @@ struct Team {
 
 // acc += a b for matrices at these addresses, 16 bytes before their lower halves. Of pairs, three products matter. Tensor cores
 // truncate sums, so only 16 products and those of lower halves are summed there.
-template <class Half, bool kTransposedB, int kM, int kN>
+template <bool kTransposedB, int kM, int kN>
 __device__ void multiply(float (&acc)[kM][kN][4], const unsigned (&a_at)[kM], const unsigned (&b_at)[kN / 2], bool pair_a,
                          bool pair_b) {
   auto load_b = [](unsigned (&r)[4], unsigned at) {
@@ -49,46 +49,38 @@ __device__ void multiply(float (&acc)[kM][kN][4], const unsigned (&a_at)[kM], co
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
     load_matrices(a, a_at[m]);
-    if constexpr (!kSame<Half, __half>) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) mma<Half>(acc[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-    }
-    float fresh[kN][4] = {};
-    float (&sum)[kN][4] = kSame<Half, __half> ? fresh : acc[m];
+    float sum[kN][4] = {};
     if (pair_a) {
       load_matrices(a_low, a_at[m] + 16);
 #pragma unroll
-      for (int n = 0; n < kN; ++n) mma<Half>(sum[n], a_low, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+      for (int n = 0; n < kN; ++n) mma<__half>(sum[n], a_low, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
     if (pair_b) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) mma<Half>(sum[n], a, b_low[n / 2][n % 2 * 2], b_low[n / 2][n % 2 * 2 + 1]);
+      for (int n = 0; n < kN; ++n) mma<__half>(sum[n], a, b_low[n / 2][n % 2 * 2], b_low[n / 2][n % 2 * 2 + 1]);
     }
-    if constexpr (kSame<Half, __half>) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        mma<Half>(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+    for (int n = 0; n < kN; ++n) {
+      mma<__half>(sum[n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) acc[m][n][j] += sum[n][j];
-      }
+      for (int j = 0; j < 4; ++j) acc[m][n][j] += sum[n][j];
     }
   }
 }
 
-template <class Half>
-__device__ void store_pair(char* to, bool final, float a, float b) {
+__device__ inline void store_pair(char* to, bool final, float a, float b) {
   if (final) {
     *reinterpret_cast<float2*>(to) = make_float2(a, b);
   } else {
     unsigned high, low;
-    split<Half>(a, b, high, low);
+    split<__half>(a, b, high, low);
     *reinterpret_cast<unsigned*>(to) = high;
     *reinterpret_cast<unsigned*>(to + 16) = low;
   }
 }
 
 // A step along an outer axis: outputs = weight (outputs x inputs) times state (inputs x fibers), 8 fibers a chunk.
-template <class Half, int kM, int kN>
+template <int kM, int kN>
 __device__ void step_outer(const KronFwdParams& p, const KronStep& step, int state, bool final) {
   const Team team(step);
   const bool pair_weight = step.split_weight, pair_state = step.split_state;
@@ -117,7 +109,7 @@ __device__ void step_outer(const KronFwdParams& p, const KronStep& step, int sta
       for (int m = 0; m < kM; ++m) a_at[m] = from + m * 16 * step.weight_pitch * 16;
 #pragma unroll
       for (int n = 0; n < kN / 2; ++n) b_at[n] = k < step.in ? fibers[n] + k * stride : zero;
-      multiply<Half, true, kM, kN>(acc, a_at, b_at, pair_weight, pair_state);
+      multiply<true, kM, kN>(acc, a_at, b_at, pair_weight, pair_state);
       from += 2 * unit;
     }
     team.sync();
@@ -130,11 +122,11 @@ __device__ void step_outer(const KronFwdParams& p, const KronStep& step, int sta
       for (int half = 0; half < 2; ++half) {
         const int row = (team.rank * kM + m) * 16 + half * 8 + lane / 4;
         if (row >= step.out) continue;
-        const float scale = kSame<Half, __half> ? row_scale[row] : 1.0f;
+        const float scale = row_scale[row];
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
           if (first + n > last) break;
-          store_pair<Half>(to[n] + row * stride, final, acc[m][n][2 * half] * scale, acc[m][n][2 * half + 1] * scale);
+          store_pair(to[n] + row * stride, final, acc[m][n][2 * half] * scale, acc[m][n][2 * half + 1] * scale);
         }
       }
     }
@@ -142,7 +134,7 @@ __device__ void step_outer(const KronFwdParams& p, const KronStep& step, int sta
 }
 
 // A step along the innermost axis: outputs = state (fibers x inputs) times weight^T (inputs x outputs).
-template <class Half, int kM, int kN>
+template <int kM, int kN>
 __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int state, bool final, const KronTile& tile) {
   const Team team(step);
   const bool pair_weight = step.split_weight, pair_state = step.split_state;
@@ -172,16 +164,14 @@ __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int
       for (int m = 0; m < kM; ++m) a_at[m] = k < chunks ? fibers[m] + k * 32 : zero;
 #pragma unroll
       for (int n = 0; n < kN / 2; ++n) b_at[n] = from + n * 16 * step.weight_pitch * 16;
-      multiply<Half, false, kM, kN>(acc, a_at, b_at, pair_state, pair_weight);
+      multiply<false, kM, kN>(acc, a_at, b_at, pair_state, pair_weight);
       from += 2 * unit;
     }
     team.sync();
     float2 scale[kN];
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
-      scale[n] = make_float2(1, 1);
-      if constexpr (kSame<Half, __half>)
-        scale[n] = *reinterpret_cast<const float2*>(row_scale + (team.rank * kN + n) * 8 + lane % 4 * 2);
+      scale[n] = *reinterpret_cast<const float2*>(row_scale + (team.rank * kN + n) * 8 + lane % 4 * 2);
     }
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -190,19 +180,15 @@ __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int
         const int fiber = first + m * 16 + half * 8 + lane / 4;
         if (fiber > last) continue;
         if (direct) {
-          const OutputRow<float, kSame<Half, __half>> output(p, tile, fiber);
+          const OutputRow<float, true> output(p, tile, fiber);
           if (!output.exists) continue;
 #pragma unroll
           for (int n = 0; n < kN; ++n) {
             const int column = (team.rank * kN + n) * 8 + lane % 4 * 2;
             if (column >= step.out) break;
-            using T = Select<kSame<Half, __half>, float, __nv_bfloat16>;
-            float a = acc[m][n][2 * half], b = acc[m][n][2 * half + 1];
-            if constexpr (kSame<Half, __half>) {
-              a = a * scale[n].x * output.scale * output.rest_of_scale;
-              b = b * scale[n].y * output.scale * output.rest_of_scale;
-            }
-            *reinterpret_cast<Pack<T, 2>*>(static_cast<T*>(p.y.data) + output.start + column) = {convert<T>(a), convert<T>(b)};
+            *reinterpret_cast<float2*>(static_cast<float*>(p.y.data) + output.start + column) =
+                make_float2(acc[m][n][2 * half] * scale[n].x * output.scale * output.rest_of_scale,
+                            acc[m][n][2 * half + 1] * scale[n].y * output.scale * output.rest_of_scale);
           }
           continue;
         }
@@ -210,23 +196,11 @@ __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
           if ((team.rank * kN + n) * 8 >= step.out) break;
-          store_pair<Half>(to + n * 32, final, acc[m][n][2 * half] * scale[n].x, acc[m][n][2 * half + 1] * scale[n].y);
+          store_pair(to + n * 32, final, acc[m][n][2 * half] * scale[n].x, acc[m][n][2 * half + 1] * scale[n].y);
         }
       }
     }
   }
-}
-
-template <class Half>
-__device__ void run_step(const KronFwdParams& p, const KronStep& step, int state, bool final, const KronTile& tile) {
-#if CUOPS_TUNED == 90
-  if constexpr (kSame<Half, __half>) {
-    if (step.mt == 4 && step.innermost) return step_innermost<Half, 4, 4>(p, step, state, final, tile);
-    if (step.mt == 4) return step_outer<Half, 4, 4>(p, step, state, final);
-  }
-#endif
-  if (step.innermost) return step_innermost<Half, 2, 4>(p, step, state, final, tile);
-  step_outer<Half, 2, 4>(p, step, state, final);
 }
 
 // float64: 8 x 4 matrices of weight or state times 4 x 8 of the other.
@@ -365,7 +339,12 @@ __device__ void kron_linear_fwd(const KronFwdParams& p) {
           step_double<false, 4, 4>(p, step, state);
         }
       } else {
-        run_step<Select<kArithmetic == kKronPairs, __nv_bfloat16, __half>>(p, step, state, i == p.steps - 1, tile_at(current));
+        const bool final = i == p.steps - 1;
+        if (step.innermost) {
+          step_innermost<2, 4>(p, step, state, final, tile_at(current));
+        } else {
+          step_outer<2, 4>(p, step, state, final);
+        }
       }
       __syncthreads();
     }
@@ -382,14 +361,14 @@ __device__ void kron_linear_fwd(const KronFwdParams& p) {
     cuops::kron_linear_fwd<Acc, cuops::kArithmetic>(p);                                                       \
   }
 
-// Instances, as launch_fwd in kron_linear.cc asks for them: float64, and all that is summed in float32.
-#if __CUDA_ARCH__ >= 800
+// Instances, as kron_arithmetic in kron_plan.cc says: float64, and all that is summed in float32.
+#if CUOPS_TUNED >= 80
 KRON_LINEAR_FWD(f64, double, kKronDouble)
-KRON_LINEAR_FWD(f32, float, kKronScaled)
-#if CUOPS_TUNED == 90
-KRON_LINEAR_FWD(bf16, float, kKronPairs)
-#endif
 #else
 KRON_LINEAR_FWD(f64, double, kKronPlain)
+#endif
+#if __CUDA_ARCH__ >= 800
+KRON_LINEAR_FWD(f32, float, kKronScaled)
+#else
 KRON_LINEAR_FWD(f32, float, kKronPlain)
 #endif

@@ -15,7 +15,6 @@ enum KronArithmetic : unsigned char {
   kKronPlain,   // those of the sums, without tensor cores
   kKronDouble,  // float64
   kKronScaled,  // one or two float16, scaled by powers of two: for float32 two, for TF32 one, for 16-bit dtypes one, then two
-  kKronPairs,   // one or two bfloat16
 };
 
 // n / divisor for n * divisor < 2^32.
@@ -38,7 +37,6 @@ struct KronStep {
   int out, in, axis;
   int size[kKronAxes];  // of the tile before the step
   KronDivisor by_size[kKronAxes], by_chunks, by_columns, by_pieces;
-  int mt, nt;                                           // a warp's tile, in matrices of the tensor cores
   int team;                                             // warps that share the same fibers, each with its own outputs
   int weight, weight_pitch, weight_units, weight_rows;  // in shared memory; units a chunk
   int row_scale;                                        // one float32 a row of the weight
@@ -70,7 +68,42 @@ struct KronFwdParams {
   bool direct;                          // the last step writes to y, rather than to the tile
   bool x_vectors, y_vectors, x_linear;  // x_linear: the samples of x follow one another without gaps
 };
-static_assert(sizeof(KronFwdParams) == 1880, "host and device must agree on the layout");
+static_assert(sizeof(KronFwdParams) == 1848, "host and device must agree on the layout");
+
+// One step of kron_linear_tuned.cu: the Kronecker product of `count` neighbours as one matrix in shared memory, padded to whole
+// tiles.
+struct KronTunedStep {
+  int first, count;  // of the factors
+  int out, in;
+  int rows, columns;       // padded
+  int weight, weight_low;  // in shared memory: (rows, columns) and the lower halves
+  int pitch;               // of a row
+  KronDivisor by_rows, by_columns;
+};
+
+// A sample is (outer.in, rows.in, columns.in): the last two axes are multiplied in registers, then the outer one from shared
+// memory.
+struct KronTunedParams {
+  Rows x, y;
+  const void* bias;
+  long long rows, tiles, bias_lead;
+  KronFactor factors[kKronFactors];
+  KronTunedStep step[3];  // along the outer axis (in == 1: none), the rows, and the columns
+  int factor_count;
+  int samples;  // of a tile
+  int state[2], buffers;
+  int pitch, units, columns_log;  // of a row of the state; of a chunk of 8
+  int slice_pitch, slice_gap;     // between neighbours of the outer axis; beyond their rows
+  int sample_out;                 // elements
+  int sample_chunks, sample_pieces, groups,
+      slice_units;  // pieces of 16 bytes in device memory; groups of rows a slice; 16 columns each
+  KronDivisor by_sample_chunks, by_sample_pieces, by_groups, by_in_rows, by_row_units;
+  int scales, zero, factors_at;
+  int shift, outer_shift, last_shift;  // exponents between what is held and what is meant: of each step's results, and in all
+  DType dtype;
+  bool x_linear;
+};
+static_assert(sizeof(KronTunedParams) == 1280, "host and device must agree on the layout");
 
 // The gradient of one factor: the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
 struct KronBwdParams {

@@ -66,14 +66,14 @@ BwdPlan plan_bwd(DType dtype, std::int64_t rows, std::int64_t inner, std::int64_
   raise("ValueError", "factors: no tile fits this GPU");
 }
 
-// How many rows of partial sums of out * in the gradient of a factor needs.
+// How many rows of partial sums of out * in the gradient of a factor needs; 0 where the GPU has no kernel for it.
 int64_t kron_linear_bwd_partial_rows(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  const Hardware& hw = hardware("kron_linear_bwd", static_cast<int>(device));
+  if (hw.tuned < 80) return 0;
   std::int64_t most = 0;
   for (const bool aligned : {false, true})
-    most = std::max(most, plan_bwd(static_cast<DType>(dtype), rows, inner, out, in, aligned,
-                                   hardware("kron_linear_bwd", static_cast<int>(device)))
-                              .blocks);
+    most = std::max(most, plan_bwd(static_cast<DType>(dtype), rows, inner, out, in, aligned, hw).blocks);
   return most;
 }
 
@@ -94,6 +94,7 @@ void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView
   if (g.numel() == 0 || x.numel() == 0) raise("ValueError", "x: expected no empty array");
   const int device = x.device().device_id;
   const Hardware& hw = hardware("kron_linear_bwd", device);
+  if (hw.tuned < 80) raise("ValueError", "x: no kernel for this GPU; ask kron_linear_bwd_partial_rows");
   BwdPlan plan = plan_bwd(dtype, x.size(0), x.size(2), g.size(1), x.size(1), aligned16(data_of(g)) && aligned16(data_of(x)), hw);
   const std::int64_t n = dw.numel();
   if (partial.numel() < plan.blocks * n)

@@ -1,4 +1,7 @@
 // Gradients of the factors of kron_linear on the device: products of two arrays summed over all that the factor does not touch.
+#include "device/tuned.cuh"
+
+#if CUOPS_TUNED >= 80
 #include "device/kron_tile.cuh"
 #include "device/kron_weight.cuh"
 #include "kron_linear.h"
@@ -84,13 +87,11 @@ __device__ inline void scale_operands(const KronBwdParams& p, int buffer, int ou
 #pragma unroll
           for (int j = 0; j < 8; ++j) most = max(most, __float_as_int(v[b].at[j]) & 0x7fffffff);
         } else if (start + b * stride < count) {
-          split_chunk<__half>(v[b], scale, at[b][0], at[b][1]);
+          split_chunk(v[b], scale, at[b][0], at[b][1]);
         }
       }
     }
-#if __CUDA_ARCH__ >= 800
     most = __reduce_max_sync(~0u, most);
-#endif
     if (pass < 2 && threadIdx.x % 32 == 0) atomicMax(largest + pass, most);
     if (pass == 1) __syncthreads();
   }
@@ -167,21 +168,6 @@ __device__ inline void multiply_double(const KronBwdParams& p, int buffer, int m
   }
 }
 
-// Without tensor cores: a lane has a row of the sums.
-template <class Acc>
-__device__ void multiply_plain(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step, Acc (&sum)[kTile]) {
-  constexpr int kEach = 16 / sizeof(Acc);
-  const int g_row = p.depth_rows ? 1 : kEach * p.g_pitch, g_depth = p.depth_rows ? kEach * p.g_pitch : 1;
-  const int x_row = p.depth_rows ? 1 : kEach * p.x_pitch, x_depth = p.depth_rows ? kEach * p.x_pitch : 1;
-  const Acc* const g = shared_at<Acc>(p.g_state[buffer]) + (m0 + static_cast<int>(threadIdx.x) % 32) * g_row;
-  const Acc* const x = shared_at<Acc>(p.x_state[buffer]) + n0 * x_row;
-  for (int k = from; k < p.depth; k += step) {
-    const Acc a = g[k * g_depth];
-#pragma unroll
-    for (int j = 0; j < kTile; ++j) sum[j] += a * x[j * x_row + k * x_depth];
-  }
-}
-
 // Where a warp's sums belong in its 32 x 32 tile: visit(row, column, sum).
 template <class F>
 __device__ void for_each_sum(float (&sum)[2][4][4], F&& visit) {
@@ -196,30 +182,14 @@ __device__ void for_each_sum(double (&sum)[4][4][2], F&& visit) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) visit(i / 8 * 8 + lane / 4, i / 2 % 4 * 8 + lane % 4 * 2 + i % 2, sum[i / 8][i / 2 % 4][i % 2]);
 }
-template <class Acc, class F>
-__device__ void for_each_sum(Acc (&sum)[kTile], F&& visit) {
-#pragma unroll
-  for (int i = 0; i < kTile; ++i) visit(static_cast<int>(threadIdx.x) % 32, i, sum[i]);
-}
-
-template <class Acc, KronArithmetic kArithmetic>
-struct SumsOf {
-  using type = Acc[kTile];
-};
-template <>
-struct SumsOf<float, kKronScaled> {
-  using type = float[2][4][4];
-};
-template <>
-struct SumsOf<double, kKronDouble> {
-  using type = double[4][4][2];
-};
+template <class Acc>
+using SumsOf = Select<kSame<Acc, float>, float[2][4][4], double[4][4][2]>;
 
 // Blocks take every n-th tile of the depth, so that every run adds in the same order. Warps share the tile's outputs; where these
 // are few, several warps share an output tile, each with its part of the depth.
-template <class Acc, KronArithmetic kArithmetic>
+template <class Acc>
 __device__ void kron_linear_bwd(const KronBwdParams& p) {
-  constexpr bool kWiden = kArithmetic != kKronScaled, kScaled = kArithmetic == kKronScaled;
+  constexpr bool kScaled = kSame<Acc, float>, kWiden = !kScaled;
   const int first_out = static_cast<int>(blockIdx.x) % p.out_blocks * kKronBlock;
   const int first_in = static_cast<int>(blockIdx.x) / p.out_blocks % p.in_blocks * kKronBlock;
   const int block = blockIdx.x / (p.out_blocks * p.in_blocks), blocks = gridDim.x / (p.out_blocks * p.in_blocks);
@@ -229,7 +199,7 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
   const int m0 = tile % out_tiles * kTile, n0 = tile / out_tiles * kTile;
   const long long steps = (p.rows * p.inner + p.depth - 1) / p.depth;
 
-  typename SumsOf<Acc, kArithmetic>::type total = {};
+  SumsOf<Acc> total = {};
   for (int i = threadIdx.x; i < p.shared_units; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
   __syncthreads();
   int buffer = 0;
@@ -255,16 +225,14 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
     if constexpr (kScaled) scale_operands(p, buffer, outs, ins);
     if (part < parts) {
       if constexpr (kScaled) {
-        typename SumsOf<Acc, kArithmetic>::type sum = {};
+        SumsOf<Acc> sum = {};
         multiply_scaled(p, buffer, m0, n0, part, parts, sum);
         const int exponent = -exponent_to_top(shared_at<int>(p.scales)[0]) - exponent_to_top(shared_at<int>(p.scales)[1]);
         const float scale = power_of_two(exponent / 2), rest = power_of_two(exponent - exponent / 2);
 #pragma unroll
         for (int i = 0; i < 32; ++i) total[i / 16][i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4] * scale * rest;
-      } else if constexpr (kArithmetic == kKronDouble) {
-        multiply_double(p, buffer, m0, n0, part, parts, total);
       } else {
-        multiply_plain<Acc>(p, buffer, m0, n0, part, parts, total);
+        multiply_double(p, buffer, m0, n0, part, parts, total);
       }
     }
     __syncthreads();
@@ -290,15 +258,14 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
 
 }  // namespace cuops
 
-#define KRON_LINEAR_BWD(name, Acc, kArithmetic)                                                               \
+#define KRON_LINEAR_BWD(name, Acc)                                                                            \
   extern "C" __global__ void __launch_bounds__(512, 1) kron_linear_bwd_##name(const cuops::KronBwdParams p) { \
-    cuops::kron_linear_bwd<Acc, cuops::kArithmetic>(p);                                                       \
+    cuops::kron_linear_bwd<Acc>(p);                                                                           \
   }
 
-#if __CUDA_ARCH__ >= 800
-KRON_LINEAR_BWD(f64, double, kKronDouble)
-KRON_LINEAR_BWD(f32, float, kKronScaled)
+// Instances, as kron_linear_bwd.cc asks for them.
+KRON_LINEAR_BWD(f64, double)
+KRON_LINEAR_BWD(f32, float)
 #else
-KRON_LINEAR_BWD(f64, double, kKronPlain)
-KRON_LINEAR_BWD(f32, float, kKronPlain)
+extern "C" __global__ void kron_linear_bwd_nowhere() {}
 #endif

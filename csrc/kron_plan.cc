@@ -6,253 +6,10 @@
 namespace cuops {
 namespace {
 
-// What the model assumes, measured on an H200 and scaled by multiprocessors elsewhere (docs/design.md).
-constexpr double kClock = 1.7;                        // GHz
-constexpr double kBandwidth = 30.0;                   // bytes a nanosecond a multiprocessor, at most
-constexpr double kLaunch = 2500;                      // ns
-constexpr double kPrologue = 8000;                    // ns, for weights and tables
-constexpr double kOverhead[] = {1.0, 1.6, 1.7, 1.4};  // of what surrounds the products, by KronArithmetic
-constexpr double kMargin = 1.3;                       // by which the fused kernels must be faster to be chosen
-constexpr double kMmaCycles = 1.9;                    // of a multiprocessor, for one m16n8k16
-constexpr double kDoubleMmaCycles = 2.6;              // for one m8n8k4
-constexpr double kSharedBytesACycle = 110;            // of a multiprocessor
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
-int power_of_two_from(std::int64_t n) {
-  int power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-// The factors of a step: `count` neighbours, merged.
-struct Merged {
-  int first, count;
-  std::int64_t out, in;
-};
-
-// Small neighbours merge, from the innermost outwards, as long as their product stays within `limit`.
-std::vector<Merged> merge(const std::vector<KronSize>& sizes, std::int64_t limit) {
-  std::vector<Merged> merged;
-  for (int i = static_cast<int>(sizes.size()) - 1; i >= 0; --i) {
-    if (!merged.empty() && std::max(merged.back().out * sizes[i].out, merged.back().in * sizes[i].in) <= limit) {
-      Merged& m = merged.back();
-      m = {i, m.count + 1, m.out * sizes[i].out, m.in * sizes[i].in};
-    } else {
-      merged.push_back({i, 1, sizes[i].out, sizes[i].in});
-    }
-  }
-  std::reverse(merged.begin(), merged.end());
-  return merged;
-}
-
-struct Choice {
-  std::vector<Merged> merged;
-  int samples, slices, columns, buffers, warps;
-};
-
-// Bytes and cycles of a step's work in shared memory and in the tensor cores, for one tile.
-struct StepCost {
-  double cycles, operations;
-};
-
-// A warp's tile for a step, and what the step takes; shapes are those that kron_linear.cu has.
-StepCost shape_step(KronStep* step, std::int64_t fibers, KronArithmetic arithmetic, int warps, const KronDevice& device) {
-  const double operations = 2.0 * fibers * step->in * step->out;
-  if (arithmetic == kKronPlain) {
-    step->mt = step->nt = step->team = 1;
-    step->weight_rows = step->out;
-    return {operations / 2 / 64 * 3, operations};
-  }
-  struct Shape {
-    int mt, nt;
-  };
-  const bool newer = device.tuned == 90 && arithmetic == kKronScaled, doubles = arithmetic == kKronDouble;
-  std::vector<Shape> shapes = {{4, 4}};
-  if (!doubles) shapes = {{2, 4}};
-  if (newer && step->out <= 64) shapes.push_back({4, 4});  // more warps a fiber are faster beyond
-  const int out_unit = doubles ? 8 : step->innermost ? 8 : 16, products = doubles ? 1 : 1 + step->split_state + step->split_weight;
-  StepCost best{INFINITY, operations};
-  for (const Shape& shape : shapes) {
-    const int outs = (step->innermost ? shape.nt : shape.mt) * out_unit;
-    const int team = power_of_two_from(ceil_div(step->out, outs));
-    if (team > warps) continue;
-    const std::int64_t fibers_a_warp = step->innermost ? shape.mt * (doubles ? 8 : 16) : shape.nt * 8;
-    const double rounds = static_cast<double>(ceil_div(fibers, fibers_a_warp * (warps / team)));
-    const double k = static_cast<double>(ceil_div(step->in, doubles ? 4 : 16));
-    const double mma = warps * shape.mt * shape.nt * k * (doubles ? kDoubleMmaCycles : products * kMmaCycles);
-    double bytes;
-    if (doubles) {
-      bytes = warps * (k * 256 * (shape.mt + shape.nt) + shape.mt * shape.nt * 512.0);
-    } else {
-      const double weight = (1.0 + step->split_weight) * (step->innermost ? shape.nt * 256 : shape.mt * 512);
-      const double state = (1.0 + step->split_state) * (step->innermost ? shape.mt * 512 : shape.nt * 256);
-      bytes = warps * (k * (weight + state) + shape.mt * shape.nt * 512.0);
-    }
-    const double cycles = rounds * (std::max(mma, bytes / kSharedBytesACycle) + 250);
-    if (cycles >= best.cycles) continue;
-    best.cycles = cycles;
-    step->mt = shape.mt;
-    step->nt = shape.nt;
-    step->team = team;
-    step->weight_rows = team * outs;
-  }
-  return best;
-}
-
-// The parameters and the predicted time of one choice; infinite where it does not fit.
-KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const Choice& choice) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
-  KronFwdParams& p = group.params;
-  const KronArithmetic arithmetic = problem.arithmetic;
-  const bool halves = size_of(problem.dtype) == 2 && arithmetic != kKronPlain;
-  const bool pairs = problem.dtype == kFloat32 && arithmetic == kKronScaled && !problem.single;
-  const int units = problem.dtype == kFloat64 ? 4 : 2, steps = static_cast<int>(choice.merged.size());
-  const std::int64_t element = size_of(problem.dtype);
-  p.steps = steps;
-  p.axes = steps + (choice.columns > 0);
-  p.samples = choice.samples;
-  p.columns = choice.columns;
-  p.column_tiles = choice.columns ? static_cast<int>(ceil_div(problem.inner, choice.columns)) : 1;
-  p.slices = choice.slices;
-  p.buffers = choice.buffers;
-  p.rows = problem.rows;
-  p.inner = problem.inner;
-  const int last = p.axes - 1;
-  for (int axis = 0; axis < kKronAxes; ++axis) p.in[axis] = p.out[axis] = 1;
-  for (int i = 0; i < steps; ++i) {
-    p.in[i] = static_cast<int>(choice.merged[i].in);
-    p.out[i] = static_cast<int>(choice.merged[i].out);
-  }
-  if (choice.columns) p.in[last] = p.out[last] = choice.columns;
-  p.sliced_out = p.out[0];
-  p.out[0] = static_cast<int>(ceil_div(p.out[0], choice.slices));
-  // Odd strides keep 8 neighbours along any axis in different banks.
-  std::int64_t stride = units * ceil_div(std::max(p.in[last], p.out[last]), 8) + 1;
-  for (int axis = last - 1; axis >= 0; --axis) {
-    p.stride[axis] = static_cast<int>(stride);
-    stride = (stride * std::max(p.in[axis], p.out[axis])) | 1;
-    if (stride > 16384) return group;
-  }
-  p.sample_stride = static_cast<int>(stride);
-  p.in_rows = p.out_rows = 1;
-  p.all_out_rows = last > 0 ? p.sliced_out : 1;
-  for (int axis = 0; axis < last; ++axis) {
-    p.in_rows *= p.in[axis];
-    p.out_rows *= p.out[axis];
-    if (axis > 0) p.all_out_rows *= p.out[axis];
-  }
-  p.in_chunks = static_cast<int>(ceil_div(p.in[last], 8));
-  p.out_chunks = static_cast<int>(ceil_div(p.out[last], 8));
-  p.in_pitch = choice.columns ? problem.inner : p.in[last];
-  p.out_pitch = choice.columns ? problem.inner : p.out[last];
-  for (int axis = 0; axis < kKronAxes; ++axis) {
-    p.by_in[axis] = kron_divisor(p.in[axis]);
-    p.by_out[axis] = kron_divisor(p.out[axis]);
-  }
-  p.by_in_rows = kron_divisor(p.in_rows);
-  p.scale_lanes = 2;
-  while (p.scale_lanes < 32 && (p.scale_lanes * 4 < p.in_rows * p.in_chunks || 32 * choice.warps / p.scale_lanes > p.samples))
-    p.scale_lanes *= 2;
-  p.by_in_chunks = kron_divisor(p.in_chunks);
-  p.by_out_rows = kron_divisor(p.out_rows);
-
-  std::int64_t at = 0;  // in shared memory
-  auto reserve = [&](std::int64_t bytes) {
-    const std::int64_t start = at;
-    at += ceil_div(bytes, 16);
-    return static_cast<int>(start);
-  };
-  p.zero = reserve(32);
-  p.scales = reserve((kKronSteps + 2 * p.samples) * 4);
-  p.in_table = reserve(2 * p.samples * p.in_rows);
-  p.out_table = reserve(2 * p.samples * p.out_rows);
-
-  p.factor_count = group.count;
-  for (KronFactor& factor : p.factors) factor.raw = -1;
-  for (const Merged& m : choice.merged) {
-    for (int i = m.first; m.count > 1 && i < m.first + m.count; ++i) {
-      p.factors[i].raw = reserve(problem.sizes[i].out * problem.sizes[i].in * (problem.dtype == kFloat64 ? 8 : 4));
-    }
-  }
-  // Steps that shrink the tile most come first; that of a sliced axis before all others.
-  std::vector<int> order(steps);
-  for (int i = 0; i < steps; ++i) order[i] = i;
-  std::stable_sort(order.begin() + (choice.slices > 1), order.end(), [&](int a, int b) {
-    return static_cast<std::int64_t>(p.out[a]) * p.in[b] < static_cast<std::int64_t>(p.out[b]) * p.in[a];
-  });
-  int size[kKronAxes];
-  std::copy(p.in, p.in + kKronAxes, size);
-  double cycles = 0, weight_elements = 0, tile_operations = 0;
-  for (int i = 0; i < steps; ++i) {
-    KronStep& step = p.step[i];
-    const Merged& merged = choice.merged[order[i]];
-    step.first = merged.first;
-    step.count = merged.count;
-    step.axis = order[i];
-    step.in = p.in[step.axis];
-    step.out = p.out[step.axis];
-    step.innermost = step.axis == last;
-    std::copy(size, size + kKronAxes, step.size);
-    for (int axis = 0; axis < kKronAxes; ++axis) step.by_size[axis] = kron_divisor(size[axis]);
-    step.by_chunks = kron_divisor(step.innermost ? 1 : ceil_div(size[last], 8));
-    step.split_weight = pairs || (halves && step.count > 1);
-    step.split_state = pairs || (halves && i > 0);
-    std::int64_t others = p.samples;  // rows of fibers
-    for (int axis = 0; axis < last; ++axis)
-      if (axis != step.axis) others *= size[axis];
-    const std::int64_t entries = step.innermost ? others : others * ceil_div(size[last], 8);
-    if (entries > 32768) return group;
-    step.entries = static_cast<int>(entries);
-    const StepCost cost = shape_step(&step, step.innermost ? entries : entries * 8, arithmetic, choice.warps, device);
-    if (std::isinf(cost.cycles)) return group;
-    cycles += cost.cycles + 100;
-    tile_operations += cost.operations;
-    const int depth = static_cast<int>(round_up(step.in, arithmetic == kKronPlain || arithmetic == kKronDouble ? 8 : 16));
-    step.weight_units = halves && step.count == 1 ? 1 : units;
-    step.weight_pitch = depth / 8 * step.weight_units + 1;
-    step.by_columns = kron_divisor(depth);
-    step.by_pieces = kron_divisor(depth * element / 16);
-    step.table = reserve(2 * entries);
-    step.row_scale = reserve(4 * step.weight_rows);
-    step.weight = reserve(16LL * step.weight_rows * step.weight_pitch);
-    weight_elements += static_cast<double>(step.weight_rows) * depth * step.count;
-    size[step.axis] = step.out;
-  }
-  for (int i = 0; i < choice.buffers; ++i) p.state[i] = reserve(16LL * p.samples * p.sample_stride);
-  if (choice.buffers == 1) p.state[1] = p.state[0];
-  const std::int64_t shared = 16 * at;
-  if (shared > device.shared_bytes || at > 65535) return group;
-
-  const std::int64_t tiles = ceil_div(p.rows, p.samples) * p.column_tiles;
-  const int by_shared = static_cast<int>(device.shared_bytes_a_multiprocessor / (shared + 1024));
-  const int resident = std::max(1, std::min(by_shared, 16 / choice.warps));
-  const std::int64_t most_blocks = std::max<std::int64_t>(1, device.multiprocessors * resident / p.slices);
-  const std::int64_t waves = ceil_div(tiles, most_blocks), blocks = std::min(tiles, most_blocks);
-  group.shape = {static_cast<unsigned>(blocks * p.slices), static_cast<unsigned>(32 * choice.warps), 1, 1,
-                 static_cast<unsigned>(shared)};
-
-  const double in_elements = 1.0 * p.samples * p.in_rows * p.in[last], out_elements = 1.0 * p.samples * p.out_rows * p.out[last];
-  cycles += in_elements * 0.1 + out_elements * 0.06 + 40.0 * p.samples + 400;
-  // The blocks of a multiprocessor take turns; what one waits for, another may hide.
-  const double active = std::min<double>(blocks * p.slices, device.multiprocessors);
-  const double residents = std::max(1.0, static_cast<double>(blocks * p.slices) / device.multiprocessors);
-  const bool unpaired = arithmetic == kKronScaled && !pairs;
-  const double compute = (unpaired ? 2.8 : kOverhead[arithmetic]) * cycles / kClock * residents;
-  const double share = kBandwidth * std::min(2.0, device.multiprocessors / active);
-  const double scattered = choice.columns > 0 && choice.columns * element < 128 ? 2.0 : 1.0;  // short rows
-  const double memory = scattered * (in_elements + out_elements) * element / share * residents + 700;
-  const double overlap = choice.buffers == 2 || resident > 1 ? 0.4 : 1;
-  const double wave = std::max(compute, memory) + overlap * std::min(compute, memory);
-  const double weights = kPrologue + weight_elements * 0.25 + 1500.0 * steps;
-  group.fused = true;
-  group.nanoseconds = kLaunch + weights + waves * wave;
-  group.bytes = static_cast<double>(element) * problem.rows * problem.inner *
-                (1.0 * p.in_rows * (choice.columns ? 1 : p.in[last]) + 1.0 * p.all_out_rows * (choice.columns ? 1 : p.out[last]));
-  group.operations = tile_operations * tiles * p.slices;
-  return group;
-}
+constexpr double kLaunch = 2500;  // ns
+// By which the fused kernels must be faster to be chosen: where their time is known well, for float32 and for 16 bits, whose matrix
+// products cost the vendor less than this model says; and elsewhere.
+constexpr double kTunedMargin = 1.05, kTunedHalfMargin = 1.4, kMargin = 1.3;
 
 // A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more.
 KronGroup plan_gemm(const KronProblem& problem, const KronDevice& device) {
@@ -280,48 +37,15 @@ KronDivisor kron_divisor(std::int64_t d) {
 }
 
 KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
-  if (device.capability < 80) return kKronPlain;
-  return dtype == kFloat64 ? kKronDouble : dtype == kBFloat16 && device.tuned == 90 ? kKronPairs : kKronScaled;
+  if (dtype == kFloat64) return device.tuned >= 80 ? kKronDouble : kKronPlain;  // others have hardly any float64
+  return device.capability >= 80 ? kKronScaled : kKronPlain;
 }
 
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
-  KronGroup best;
-  best.count = static_cast<int>(problem.sizes.size());
-  best.nanoseconds = INFINITY;
-  if (best.count > kKronFactors) return best;
-  std::size_t steps_before = 0;
-  for (const std::int64_t limit : {1, 8, 16, 32, 64}) {
-    Choice choice;
-    choice.merged = merge(problem.sizes, limit);
-    if (choice.merged.size() > kKronSteps || choice.merged.size() == steps_before) continue;
-    steps_before = choice.merged.size();
-    bool fits = true;
-    const int most = problem.arithmetic == kKronPlain ? 128 : 256;
-    for (const Merged& m : choice.merged) fits = fits && m.in <= most && m.out <= most;
-    if (!fits) continue;
-    for (const int columns : {0, 8, 16, 32, 64, 128}) {
-      if ((columns == 0) != (problem.inner == 1) || columns >= 2 * round_up(problem.inner, 8)) continue;
-      for (const int slices : {1, 2, 4, 8}) {
-        if (slices > 1 &&
-            (choice.merged[0].out % slices || choice.merged[0].out / slices < 8 || (columns == 0 && choice.merged.size() < 2)))
-          continue;
-        for (int samples = 1; samples <= 256 && (samples == 1 || samples < 2 * problem.rows); samples *= 2) {
-          for (const int buffers : {1, 2}) {
-            for (const int warps : {4, 8, 16}) {
-              choice.samples = samples;
-              choice.slices = slices;
-              choice.columns = columns;
-              choice.buffers = buffers;
-              choice.warps = warps;
-              KronGroup group = evaluate(problem, device, choice);
-              if (group.nanoseconds < best.nanoseconds) best = std::move(group);
-            }
-          }
-        }
-      }
-    }
-  }
-  return best;
+  KronGroup general = plan_general(problem, device);
+  if (!problem.aligned) return general;
+  KronGroup tuned = plan_tuned(problem, device);
+  return tuned.nanoseconds < general.nanoseconds ? tuned : general;
 }
 
 std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device) {
@@ -363,7 +87,10 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
     gemms.back().first = i;
     all += gemms.back().nanoseconds;
   }
-  return cost[0] * kMargin < all ? best[0] : gemms;
+  const bool tuned =
+      std::all_of(best[0].begin(), best[0].end(), [](const KronGroup& g) { return !g.fused || g.tuned != kKronGeneral; });
+  const double margin = !tuned ? kMargin : size_of(problem.dtype) == 2 ? kTunedHalfMargin : kTunedMargin;
+  return cost[0] * margin < all ? best[0] : gemms;
 }
 
 }  // namespace cuops

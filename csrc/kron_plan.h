@@ -17,15 +17,21 @@ struct KronProblem {
   DType dtype;
   KronArithmetic arithmetic;
   bool single;               // float32 as TF32
+  bool aligned = true;       // rows of x and y are whole vectors
   std::int64_t rows, inner;  // samples; columns beyond the factors' axes
   std::vector<KronSize> sizes;
 };
+
+// The kernels, in the order of kron_linear.cc's.
+enum KronKernel { kKronGeneral, kKronTunedSingle, kKronTunedPairs, kKronTunedPairs128 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
 struct KronGroup {
   int first = 0, count = 0;
   bool fused = false;
-  KronFwdParams params{};  // all but the arrays
+  KronKernel tuned = kKronGeneral;
+  KronFwdParams params{};          // of the general kernel: all but the arrays
+  KronTunedParams tuned_params{};  // of the others
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -36,6 +42,10 @@ struct KronDevice {
 
 KronDivisor kron_divisor(std::int64_t d);
 KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
+
+// The best launch of the general kernel, and of those for certain sizes; not fused where there is none.
+KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device);

@@ -159,6 +159,8 @@ def measured_microseconds(call):
         (1024, [8] * 5, torch.float32),
         (4096, [64] * 2, torch.float32),
         (8192, [2] * 3, torch.float32),
+        (8192, [16] * 2, torch.float32),
+        (4096, [16] * 3, torch.float32),
         (8192, [8] * 4, torch.bfloat16),
         (1024, [128] * 2, torch.bfloat16),
         (1024, [32] * 3, torch.float64),

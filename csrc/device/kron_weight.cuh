@@ -86,12 +86,11 @@ __device__ void load_factor(const KronFwdParams& p, const KronStep& step, int fi
   }
 }
 
-template <class Half>
-__device__ void split_chunk(const Pack<float, 8>& v, float scale, uint4& high, uint4& low) {
-  split<Half>(v.at[0] * scale, v.at[1] * scale, high.x, low.x);
-  split<Half>(v.at[2] * scale, v.at[3] * scale, high.y, low.y);
-  split<Half>(v.at[4] * scale, v.at[5] * scale, high.z, low.z);
-  split<Half>(v.at[6] * scale, v.at[7] * scale, high.w, low.w);
+__device__ inline void split_chunk(const Pack<float, 8>& v, float scale, uint4& high, uint4& low) {
+  split<__half>(v.at[0] * scale, v.at[1] * scale, high.x, low.x);
+  split<__half>(v.at[2] * scale, v.at[3] * scale, high.y, low.y);
+  split<__half>(v.at[4] * scale, v.at[5] * scale, high.z, low.z);
+  split<__half>(v.at[6] * scale, v.at[7] * scale, high.w, low.w);
 }
 
 // The exponent of the power of two that brings a number with these bits to [2^14, 2^15); 0 where there is none.
@@ -102,8 +101,7 @@ __device__ inline int exponent_to_top(int bits) {
 
 // Brings each row of a weight near 2^15, splits it, and notes what undoes it; also the largest sum of a row, which bounds what the
 // step can do to a number. A lane has a chunk, a part of a warp a row.
-template <class Half>
-__device__ void split_weight(const KronFwdParams& p, const KronStep& step, int index) {
+__device__ inline void split_weight(const KronFwdParams& p, const KronStep& step, int index) {
   const int chunks = (step.weight_pitch - 1) / step.weight_units;
   int lanes = 2;
   while (lanes < chunks) lanes *= 2;
@@ -124,11 +122,11 @@ __device__ void split_weight(const KronFwdParams& p, const KronStep& step, int i
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
       sum += __shfl_xor_sync(~0u, sum, distance);
     }
-    const int exponent = kSame<Half, __half> ? exponent_to_top(__float_as_int(largest)) : 0;
+    const int exponent = exponent_to_top(__float_as_int(largest));
     uint4 high, low;
-    split_chunk<Half>(v, power_of_two(exponent), high, low);
+    split_chunk(v, power_of_two(exponent), high, low);
     if (!active) continue;
-    if (kSame<Half, __half> && lane == 0) {
+    if (lane == 0) {
       shared_at<int>(step.row_scale)[m] = exponent;
       if (sum <= 3.4e38f) atomicMax(shared_at<int>(p.scales) + index, __float_as_int(sum));
     }
@@ -175,15 +173,9 @@ __device__ void finish_weights(const KronFwdParams& p, int slice) {
     if (step.count > 1) merge_factors<Acc>(p, step, rows.first, rows.count);
   }
   __syncthreads();
-  if constexpr (kArithmetic == kKronPairs) {
-#pragma unroll 1
-    for (int i = 0; i < p.steps; ++i) {
-      if (p.step[i].count > 1) split_weight<__nv_bfloat16>(p, p.step[i], i);
-    }
-  }
   if constexpr (kArithmetic == kKronScaled) {
 #pragma unroll 1
-    for (int i = 0; i < p.steps; ++i) split_weight<__half>(p, p.step[i], i);
+    for (int i = 0; i < p.steps; ++i) split_weight(p, p.step[i], i);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < p.steps; ++i) {
@@ -229,7 +221,7 @@ __device__ inline void scale_tile(const KronFwdParams& p, int state) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) most = max(most, __float_as_int(v[b].at[j]) & 0x7fffffff);
           } else if (start + b * step < count) {
-            split_chunk<__half>(v[b], scale, at[b][0], at[b][1]);
+            split_chunk(v[b], scale, at[b][0], at[b][1]);
           }
         }
       }

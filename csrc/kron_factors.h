@@ -1,0 +1,27 @@
+// The factors of kron_linear as its kernels read them.
+#pragma once
+
+#include <tvm/ffi/container/array.h>
+
+#include "host/tensor.h"
+#include "kron_plan.h"
+
+namespace cuops {
+
+inline void fill_factors(KronFactor* to, const tvm::ffi::Array<tvm::ffi::Tensor>& factors, DType dtype) {
+  const int width = 16 / size_of(dtype);
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const tvm::ffi::Tensor factor = factors[i];
+    KronFactor& f = to[i];
+    f.data = data_of(TensorView(factor));
+    f.row_stride = factor.stride(0);
+    f.column_stride = factor.stride(1);
+    f.out = static_cast<int>(factor.size(0));
+    f.in = static_cast<int>(factor.size(1));
+    f.by_out = kron_divisor(f.out);
+    f.by_in = kron_divisor(f.in);
+    f.vectors = aligned16(f.data) && f.column_stride == 1 && f.row_stride % width == 0 && f.in % width == 0;
+  }
+}
+
+}  // namespace cuops

@@ -1,0 +1,114 @@
+"""Gradients of Kronecker-factored layers by the library's fused kernels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._kron_linear_fused import DTYPES, apply, fused_chain, library, plan, tf32_allowed
+from ._kron_linear_gemm import chain_of_matmuls_backward
+
+MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
+MERGED = 64  # the largest product of small factors, whose gradients are found together
+
+
+@functools.lru_cache(4096)
+def _partial_rows(dtype: torch.dtype, rows: int, inner: int, out: int, in_: int, device: int) -> int:
+    return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, out, in_, device)
+
+
+def _merged(factors: Sequence[Tensor]) -> list[slice]:
+    """Neighbours whose Kronecker product is small count as one factor."""
+    slices: list[slice] = []
+    o = i = MERGED + 1
+    for k, w in enumerate(factors):
+        if max(o * w.shape[0], i * w.shape[1]) <= MERGED:
+            o, i, slices[-1] = o * w.shape[0], i * w.shape[1], slice(slices[-1].start, k + 1)
+        else:
+            o, i = w.shape
+            slices.append(slice(k, k + 1))
+    return slices
+
+
+def _worth_fusing(dy: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether gradients take less time in the fused kernels: as measured, with many factors that all fit there."""
+    if len(factors) < MANY or (len(factors) < 2 * MANY and max(factors[0].shape) < FEW):
+        return False
+    rows, device = dy.numel() // dy.shape[-1], dy.device.index
+    if _partial_rows(dy.dtype, rows, 1, 1, 1, device) == 0:
+        return False
+    sizes = [(w.shape[1], w.shape[0]) for w in factors]
+
+    def is_fused(rows: int, part: Sequence[tuple[int, int]], inner: int) -> bool:
+        flat = tuple(size for pair in part for size in pair)
+        return not part or all(fused for *_, fused in plan(dy.dtype, rows, flat, inner, tf32_allowed(dy), device))
+
+    for group in _merged(factors):
+        before, own, after = sizes[: group.start], sizes[group], sizes[group.stop :]
+        o, rest = math.prod(i for _, i in own), math.prod(i for _, i in after)
+        rows_after = rows * math.prod(size for size, _ in before) * o
+        if not (is_fused(rows, before, o * rest) and is_fused(rows_after, after, 1)):
+            return False
+    return is_fused(rows, sizes, 1)
+
+
+def fused_backward(
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """Gradients for x and the factors, None where not needed. Nothing is empty.
+
+    A factor's gradient is the product, summed over all that it does not touch, of x and of what dy becomes by the
+    transposes of all other factors.
+    """
+    transposed = [w.mT for w in factors]
+    if not _worth_fusing(dy, factors):
+        return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
+    dx = fused_chain(dy, transposed, None) if needs_x else None
+    dfactors: list[Tensor | None] = [None] * len(factors)
+    if not any(needs_factors):
+        return dx, dfactors
+    x, dy = x.contiguous(), dy.contiguous()
+    for group in _merged(factors):
+        if not any(needs_factors[group]):
+            continue
+        before, after = factors[: group.start], factors[group.stop :]
+        o, i = math.prod(w.shape[0] for w in factors[group]), math.prod(w.shape[1] for w in factors[group])
+        rest = math.prod(w.shape[0] for w in after)
+        grad = dy.reshape(-1, dy.shape[-1])
+        if before:
+            grad = apply(grad, transposed[: group.start], o * rest)
+        if after:
+            grad = apply(grad.reshape(-1, rest), transposed[group.stop :], 1)
+        rest = math.prod(w.shape[1] for w in after)
+        dw = _sum_of_products(grad.reshape(-1, o, rest), x.reshape(-1, i, rest), group.stop - group.start > 1)
+        dfactors[group] = _unmerge(dw, factors[group], needs_factors[group])
+    return dx, dfactors
+
+
+def _sum_of_products(g: Tensor, x: Tensor, wide: bool) -> Tensor:
+    """The sum over the first and last dimension of g (rows, o, rest) times x (rows, i, rest): (o, i)."""
+    (rows, o, rest), i = g.shape, x.shape[1]
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dw = x.new_empty(o, i, dtype=sums if wide else x.dtype)
+    partial = x.new_empty(_partial_rows(x.dtype, rows, rest, o, i, x.device.index), o, i, dtype=sums)
+    library().kron_linear_bwd(dw, partial, g, x, tf32_allowed(x))
+    return dw
+
+
+def _unmerge(dw: Tensor, factors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of factors from that of their Kronecker product."""
+    if len(factors) == 1:
+        return [dw]
+    found: list[Tensor | None] = []
+    for k, (w, needed) in enumerate(zip(factors, needs, strict=True)):
+        one = torch.ones(1, 1, dtype=dw.dtype, device=dw.device)
+        before = functools.reduce(torch.kron, [f.to(dw.dtype) for f in factors[:k]], one)
+        after = functools.reduce(torch.kron, [f.to(dw.dtype) for f in factors[k + 1 :]], one)
+        outer = dw.reshape(before.shape[0], -1, before.shape[1], dw.shape[1] // before.shape[1])
+        inner = torch.einsum("aobi,ab->oi", outer, before).reshape(w.shape[0], -1, w.shape[1], after.shape[1])
+        found.append(torch.einsum("oaib,ab->oi", inner, after).to(w.dtype) if needed else None)
+    return found
