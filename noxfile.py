@@ -121,17 +121,12 @@ def sanitize(session: nox.Session) -> None:
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
     operators = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
     ours = f"--kernel-name=regex=^({'|'.join(operators)})_"
-    special = {
-        "memcheck": (ours,),
-        "racecheck": (ours, "--num-cuda-barriers=128"),
-        "initcheck": ("--check-api-memory-access=no",),  # has to see who wrote what
-        "synccheck": (ours,),
-    }
+    special = {"initcheck": ("--check-api-memory-access=no",)}  # has to see who wrote what
     common = ("--error-exitcode=99", "--max-connections=99")
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
     runs = {"gpu and not captures": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "captures and not timed": {}}
     for tool in options.tools:
-        sanitizer = ("compute-sanitizer", f"--tool={tool}", *special[tool], *common)
+        sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
         for marked, environment in runs.items():
             chosen = (*GPU_TESTS, "-m", marked, *pytest_options)
             session.run(*sanitizer, *chosen, env=environment, external=True, success_codes=[0, 5])  # 5: none of them
