@@ -34,15 +34,19 @@ def build(session: nox.Session, rows: list[str], folder: Path, machines: list[st
     shutil.rmtree(folder, ignore_errors=True)
     command = ("python", "-m", "build", "--no-isolation", "-o", str(folder))
 
+    def build_core() -> None:
+        session.run(*command, "packages/cuops", silent=True)
+
     def build_backend(row: str) -> None:
         for i, machine in enumerate(machines or [platform.machine()]):
             environment = {"PYTHONPATH": str(toolchain(session, row)), "CUOPS_BUILD_MACHINE": machine}
             kinds = ("--wheel",) if i else ()  # one source distribution serves all machines
             session.run(*command, *kinds, f"packages/cuops-{row}", env=environment, silent=True)
 
-    session.run(*command, "packages/cuops", silent=True)
     with ThreadPoolExecutor(2) as pool:  # one links and packs while the other compiles
+        core = pool.submit(build_core)
         list(pool.map(build_backend, rows))
+        core.result()
     return sealed(folder)
 
 

@@ -64,7 +64,9 @@ def _sources(source: Path, root: Path) -> list[Path]:
     return found
 
 
-def _compile(library: Path, builtins: Path, source: str, name: str, options: tuple[str, ...], ptx: bool) -> bytes:
+def _compile(
+    library: Path, builtins: Path, source: str, name: str, options: tuple[str, ...], forms: tuple[str, ...]
+) -> list[bytes]:
     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
     nvrtc = ctypes.CDLL(str(library))
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -79,7 +81,7 @@ def _compile(library: Path, builtins: Path, source: str, name: str, options: tup
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
     if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
         raise BuildError(f"{name} does not compile with {' '.join(options)}:\n{fetch('ProgramLog').decode()}")
-    return fetch("PTX").rstrip(b"\0") if ptx else fetch("CUBIN")
+    return [fetch(form).rstrip(b"\0") if form == "PTX" else fetch(form) for form in forms]
 
 
 def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
@@ -89,27 +91,29 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     library = next(path for name, path in files.items() if name.startswith("libnvrtc.so"))
     builtins = next(path for name, path in files.items() if name.startswith("libnvrtc-builtins.so"))
     include = files["cuda_fp16.h"].parent
-    targets = [(capability, False) for capability in cuda.architectures] + [(cuda.ptx, True)]
     # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
     with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
         # Newer architectures take longest: they start first, so that no core waits for them at the end.
-        for source, (capability, ptx) in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), targets))):
-            options = (*OPTIONS, f"--gpu-architecture={'compute' if ptx else 'sm'}_{capability}")
-            name = cache.key(*cuda.wheels, *options, files=_sources(source, csrc), root=csrc)
-            product = cache.load(name)
+        for source, capability in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), cuda.architectures))):
+            options = (*OPTIONS, f"--gpu-architecture=sm_{capability}")
+            forms = ("CUBIN", "PTX") if capability == cuda.ptx else ("CUBIN",)
+            inputs = _sources(source, csrc)
+            names = [cache.key(*cuda.wheels, *options, form, files=inputs, root=csrc) for form in forms]
+            stored = [cache.load(name) for name in names]
             compilation = None
-            if product is None:
+            if None in stored:
                 arguments = (*options, f"-I{csrc}", f"-I{include}")
-                inputs = (library, builtins, source.read_text(), source.name, arguments, ptx)
-                compilation = pool.apply_async(_compile, inputs)
-            pending.append((source.stem, capability, ptx, name, product, compilation))
-        for op, capability, ptx, name, product, compilation in reversed(pending):
-            if compilation is not None:
-                product = compilation.get()
-                cache.store(name, product)
-            assert product is not None
-            yield Image(op, capability, ptx, int(cuda.cuda.replace(".", "")), product)
+                compilation = pool.apply_async(
+                    _compile, (library, builtins, source.read_text(), source.name, arguments, forms)
+                )
+            pending.append((source.stem, capability, forms, names, stored, compilation))
+        for op, capability, forms, names, stored, compilation in reversed(pending):
+            products = compilation.get() if compilation else [product for product in stored if product is not None]
+            for form, name, product in zip(forms, names, products, strict=True):
+                if compilation:
+                    cache.store(name, product)
+                yield Image(op, capability, form == "PTX", int(cuda.cuda.replace(".", "")), product)
 
 
 def pack(images: Iterable[Image]) -> bytes:

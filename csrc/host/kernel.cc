@@ -111,7 +111,7 @@ bool can_overlap(int device) {
     check(driver().DriverGetVersion(&found), "cuDriverGetVersion");
     return found;
   }();
-  return version >= 12030 && properties(device).capability >= 90;
+  return version >= 12030 && driver().LaunchKernelEx != nullptr && properties(device).capability >= 90;
 }
 
 }  // namespace
