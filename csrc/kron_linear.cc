@@ -30,7 +30,7 @@ Kernel& tuned_kernel(KronKernel which) {
 
 KronDevice device_facts(int device) {
   const Hardware& hw = hardware("kron_linear", device);
-  return {hw.capability, hw.tuned, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024};
+  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024};
 }
 
 // Plans are made once for each problem on each device.

@@ -37,7 +37,7 @@ struct KronGroup {
 };
 
 struct KronDevice {
-  int capability, tuned, multiprocessors, shared_bytes, shared_bytes_a_multiprocessor;
+  int capability, tuned, cuda, multiprocessors, shared_bytes, shared_bytes_a_multiprocessor;
 };
 
 KronDivisor kron_divisor(std::int64_t d);

@@ -15,6 +15,7 @@ constexpr double kLaunch = 2500;         // ns
 constexpr double kStart = 4000;          // cycles
 constexpr double kWeight = 0.2;          // cycles, for an element of a factor
 constexpr double kOverhead = 1.45;       // of what surrounds the products
+constexpr double kOldCompiler = 1.35;    // times the arithmetic, in code of CUDA 11
 constexpr double kElement = 0.12;        // cycles, for an element of a tile; as much again for an outer axis
 constexpr double kTile = 3000;           // cycles
 constexpr double kHidden = 0.3,
@@ -128,7 +129,8 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   const double active = std::min<double>(blocks, device.multiprocessors), together = blocks / active;
   const double busy = std::max(1.0, 8 / (choice.warps * together));  // few warps do not fill the tensor cores
   const double compute =
-      (own + later) * products * kMmaCycles * busy * kOverhead + elements * kElement * ((pairs ? 1 : 1.7) + has_outer) + kTile;
+      ((own + later) * products * kMmaCycles * busy * kOverhead + elements * kElement * ((pairs ? 1 : 1.7) + has_outer) + kTile) *
+      (device.cuda < 120 ? kOldCompiler : 1);
   const double share = std::min(kMostBytesACycle, kBytesACycle * device.multiprocessors / active);
   const double memory = 1.0 * p.samples * (in + out) * element / share;
   const double waves = std::ceil(static_cast<double>(p.tiles) / active);

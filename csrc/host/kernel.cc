@@ -73,7 +73,8 @@ const Hardware& hardware(const char* op, int device) {
     const Image& image = choose_image(op, capability);
     const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
     const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
-    const Hardware hardware{capability, tuned, device_properties.multiprocessors, device_properties.shared_bytes, clusters};
+    const Hardware hardware{capability, tuned, image.cuda, device_properties.multiprocessors, device_properties.shared_bytes,
+                            clusters};
     found = known.emplace(std::make_pair(op, device), hardware).first;
   }
   last_asked = {op, device};

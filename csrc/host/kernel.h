@@ -39,6 +39,7 @@ struct LaunchShape {
 struct Hardware {
   int capability;  // 90 is compute capability 9.0
   int tuned;       // CUOPS_TUNED of its code (device/tuned.cuh)
+  int cuda;        // 121: its code is of the compiler of CUDA 12.1
   int multiprocessors;
   int shared_bytes;  // that a block may have
   bool clusters;     // whether blocks of a cluster can work together in kernels of this operator
