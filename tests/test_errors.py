@@ -135,7 +135,7 @@ def test_damaged_library(installation: Installation, driver: Path):
     [
         ("cuLibraryLoadData=209", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
         ("cuLibraryGetKernel=1", "CUDA_ERROR_INVALID_VALUE"),
-        ("cuLaunchKernel=719", "CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"),
+        ("cuLaunchKernelEx=719", "CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"),
         ("cuMemAlloc_v2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
         ("cuMemHostAlloc=2", "CUDA_ERROR_OUT_OF_MEMORY"),
         ("cuMemcpyHtoDAsync_v2=1", "CUDA_ERROR_INVALID_VALUE"),
@@ -155,12 +155,19 @@ def test_failing_cuda_call(installation: Installation, driver: Path, failure: st
     assert f"{call} failed with {name}" in message
 
 
+def test_failing_launch_of_a_driver_whose_graphs_have_no_overlap(installation: Installation, driver: Path):
+    failure = {"STAND_IN_VERSION": 12020, "STAND_IN_FAIL": "cuLaunchKernel=719"}
+    kind, message, _ = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, **failure)
+    assert kind == "CudaError"
+    assert "cuLaunchKernel failed with CUDA_ERROR_LAUNCH_FAILED" in message
+
+
 def test_failing_launch_of_many_chunks_leaves_nothing_behind(installation: Installation, driver: Path):
     done = installation.run(
         """
         import ctypes, os, cuops, numpy
         x = numpy.ones((4096, 1024), "float32")
-        os.environ["STAND_IN_FAIL"] = "cuLaunchKernel=719"
+        os.environ["STAND_IN_FAIL"] = "cuLaunchKernelEx=719"
         for _ in range(3):
             try:
                 cuops.rms_norm(x)

@@ -1,6 +1,6 @@
 // A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
 // STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90) and STAND_IN_DEVICES (1) describe it; STAND_IN_FAIL, like
-// cuLaunchKernel=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch.
+// cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -291,6 +291,7 @@ DRIVER(cuKernelGetFunction, void** function, void* kernel) {
   return 0;
 }
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
-  return cuLaunchKernel(function, config->grid[0], 1, 1, 1, 1, 1, 0, nullptr, arguments, nullptr);
+  MAY_FAIL;
+  return run(function, arguments, config->grid[0], "launch");
 }
 #endif
