@@ -92,6 +92,12 @@ def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
     assert "shape: expected at least two sizes" in capsys.readouterr().err
 
 
+def test_a_gpu_that_is_not_there_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["check", "rms_norm", "--device", "cuda", "8", "8"]) == 1
+    assert capsys.readouterr().err.startswith("cuops check: --device cuda: PyTorch sees no GPU\nTo mend it, run: ")
+
+
 def test_the_short_name_and_the_long_one_are_one_operator(capsys):
     for name in ("kron", "kron_linear"):
         assert main(["check", name, "3", "4", *QUICK]) == 0

@@ -81,13 +81,15 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["two.safetensors", "y.npy"], "has 2 tensors"),
         (["two.safetensors:c", "y.npy"], "has no tensor c"),
         (["two.safetensors:a", "y.npy"], ".npy has no bfloat16"),
-        (["x.npy", "nowhere/y.npy"], "nowhere"),
+        (["x.npy", "nowhere/y.npy"], "nowhere/y.npy: there is no folder nowhere"),
+        (["text.npy", "y.npy"], "text.npy: expected one array, as numpy.save writes it"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsys, x, arguments, says):
     monkeypatch.chdir(tmp_path)
     np.save("ints.npy", np.arange(6).reshape(2, 3))
     save_file({name: torch.ones(2, 3, dtype=torch.bfloat16) for name in "ab"}, "two.safetensors")
+    (tmp_path / "text.npy").write_text("no array")
     before = sorted(path.name for path in tmp_path.iterdir())
     assert main(["run", "rms_norm", *arguments]) == 1
     message = capsys.readouterr().err

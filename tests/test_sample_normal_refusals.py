@@ -22,6 +22,7 @@ def bad_calls(mu, sigma, other):
         ((mu, sigma, 5), {"start": 2**60}, ValueError, "start: "),
         ((mu, sigma, 5), {"sample_dim": 1}, ValueError, "sample_dim: "),
         ((mu, three, 5), {}, ValueError, "sigma: "),
+        ((mu, -1.0, 5), {}, ValueError, "sigma: expected a finite number of at least 0, got -1.0"),
         ((mu, sigma, 5), {"low": three}, ValueError, "low: "),
         ((mu, other, 5), {}, TypeError, "sigma: "),
         ((mu, "one", 5), {}, TypeError, "sigma: "),

@@ -13,8 +13,10 @@ def number(name: str, value: Any) -> None:
     """What is given in place of an array: a number or None."""
     if name == "mu" or isinstance(value, bool):
         raise TypeError(f"{name}: expected an array, got {type(value).__qualname__}")
-    if value is not None and (math.isnan(value) or (name == "sigma" and not 0 <= value < math.inf)):
-        raise ValueError(f"{name}: expected a {'finite ' if name == 'sigma' else ''}number, got {value}")
+    if name == "sigma":
+        _arguments.number(name, value, least=0)
+    elif value is not None and math.isnan(value):
+        raise ValueError(f"{name}: expected a number, got {value}")
 
 
 def bounds(ordered: bool) -> None:

@@ -61,7 +61,10 @@ class History:
         Of several problems, the median and the range from the first to the ninth decile. With `offset`, the scores'
         distance from it (the optimum, say) on a logarithmic scale.
         """
-        import matplotlib.pyplot as plt
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError("plot needs matplotlib; run: pip install matplotlib") from error
         import numpy as np
 
         figure, (scores, spread) = plt.subplots(2, 1, sharex=True, figsize=(7, 6), layout="constrained")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._bench import OPERATORS, SHORT_NAMES
 from .._torch import torch
-from ..errors import CuopsError
+from ..errors import CuopsError, DriverNotFoundError
 
 if TYPE_CHECKING:
     from .._bench.case import Case
@@ -54,6 +54,8 @@ def cases(options: argparse.Namespace) -> list[Case]:
     for sizes in (options.shape, *options.also):
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"shape: expected at least two sizes of at least 1, got {sizes}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     module = Case(options.operator, "", (), DTYPES["f"]).module
     shapes = [module.shape(sizes) for sizes in (options.shape, *options.also)]

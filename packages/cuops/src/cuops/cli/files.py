@@ -35,7 +35,10 @@ def read(location: str) -> FileArray:
     path, separator, name = location.rpartition(".safetensors:")
     if separator or location.endswith(".safetensors"):
         return _read_safetensors(Path(path + ".safetensors" if separator else location), name if separator else None)
-    values = np.load(location, mmap_mode="r", allow_pickle=False)
+    try:
+        values = np.load(location, mmap_mode="r", allow_pickle=False)
+    except ValueError:  # NumPy's own speaks of pickled objects
+        values = None
     if not isinstance(values, np.ndarray):
         raise ValueError(f"{location}: expected one array, as numpy.save writes it")
     return FileArray(values, values.dtype.name, "x")
@@ -71,6 +74,8 @@ def writing(path: Path, shape: tuple[int, ...], dtype: str, name: str) -> Iterat
         raise ValueError(f"{path}: expected a name that ends in .npy or .safetensors")
     if path.suffix == ".npy" and dtype == "bfloat16":
         raise ValueError(f"{path}: .npy has no bfloat16; write a .safetensors file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)
     try:
