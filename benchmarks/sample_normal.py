@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
+from functools import partial
 from typing import Any
 
 import torch
 from cuops._bench import report
-from cuops._bench.case import Case
+from cuops._bench.case import Case, measure_all
 
 from .comparison import Records, Shapes, Timer, cases_of, comparison
 from .sample_normal_article import article, samples
@@ -18,7 +21,23 @@ LARGE: Shapes = {
     "h": [(65536, 4096)],
     "d": [(65536, 2048)],
 }
+ALONE = [(65536, 4096), (1024, 4910), (1024, 110)]
+ROUNDS = 7  # a draw of a few microseconds takes more or less by a tenth of them from one capture to the next
 SMALL = [(1024, 10), (1024, 110), (1024, 1010), (1024, 4910), (300, 30), (4096, 512)]
+
+
+def _beside_fills(records: Records, timer: Timer, calls: int = 1) -> Records:
+    """Prints the time of cuops over that of fills: of the same bytes as float32, and of elements of the same dtype."""
+    rows = []
+    for record in records:
+        dtype = getattr(torch, record["dtype"])
+        own = timer.fill(math.prod(record["shape"]) * dtype.itemsize, calls, dtype) if dtype.itemsize == 2 else None
+        record["fill_of_dtype_us"] = record["roof_us"] if own is None else own
+        us = record["results"].get("cuops", {}).get("us", math.nan)
+        fills = [f"{fill:.2f} {us / fill:.2f}x" for fill in (record["roof_us"], record["fill_of_dtype_us"])]
+        rows.append([f"{record['dtype']} {'x'.join(map(str, record['shape']))}", f"{us:.2f}", *fills])
+    print(report.table(["µs, and times as long as", "cuops", "fill as float32", "fill of that dtype"], rows))
+    return records
 
 
 def _compare(kind: str, options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -28,12 +47,12 @@ def _compare(kind: str, options: argparse.Namespace, functions: dict[str, Any], 
 
 def independent(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """kernel time of independent noise, against a fill of the samples"""
-    return _compare("independent", options, functions, timer)
+    return _beside_fills(_compare("independent", options, functions, timer), timer)
 
 
 def shared(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """kernel time of one z a sample, against a fill of the samples"""
-    return _compare("shared", options, functions, timer)
+    return _beside_fills(_compare("shared", options, functions, timer), timer)
 
 
 def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -41,11 +60,37 @@ def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Time
     return _compare("backward", options, functions, timer)
 
 
+def alone(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """draws alone: one call a CUDA graph, the L2 cache being empty, as the fill is; medians of rounds of all of them"""
+    records = measure_all(_of_float32(ALONE, options), functions, timer, options.device)
+    for record in records:
+        case = Case("sample_normal", "independent", tuple(record["shape"]), torch.float32)
+        arguments, target = (
+            case.module.inputs(case, options.device),
+            torch.empty(record["shape"], device=options.device),
+        )
+        timed = {name: result for name, result in record["results"].items() if "us" in result}
+        rounds = [
+            [timer.kernel(lambda target=target: target.zero_)]
+            + [timer.kernel(partial(case.module.call, case, functions[name], arguments)) for name in timed]
+            for _ in range(ROUNDS)
+        ]
+        record["roof_us"], *times = map(statistics.median, zip(*rounds, strict=True))
+        for result, us in zip(timed.values(), times, strict=True):
+            result.update(us=us, of_roof=record["roof_us"] / us)
+    print(report.comparison(records))
+    return _beside_fills(records, timer)
+
+
 def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
-    """small draws, 50 calls in one CUDA graph"""
-    shapes = options.shapes or (SMALL[:1] if options.quick else SMALL)
-    cases = [Case("sample_normal", "independent", shape, torch.float32) for shape in shapes]
-    return comparison(cases, options, functions, timer, calls=50)
+    """small draws, 50 calls in one CUDA graph, and 50 fills"""
+    return _beside_fills(comparison(_of_float32(SMALL, options), options, functions, timer, 50), timer, 50)
+
+
+def _of_float32(shapes: list[tuple[int, ...]], options: argparse.Namespace) -> list[Case]:
+    few = options.quick or options.device == "cpu"
+    shapes = options.shapes or (shapes[-1:] if few else shapes)
+    return [Case("sample_normal", "independent", shape, torch.float32) for shape in shapes]
 
 
 def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -60,5 +105,5 @@ def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     return records
 
 
-SECTIONS = {f.__name__: f for f in (independent, shared, backward, small, host, samples, article)}
+SECTIONS = {f.__name__: f for f in (independent, shared, backward, alone, small, host, samples, article)}
 PLOTTED = ("independent", "shared", "backward")

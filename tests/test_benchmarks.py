@@ -118,6 +118,22 @@ def test_the_comparison_of_the_article_ends_with_the_average_speed_up_and_both_p
     assert all(len(record["call_us"]) == len(record["kernel_us"]) == 4 for record in records)
 
 
+def test_draws_stand_beside_fills_as_float32_and_of_their_dtype(tmp_path, capsys):
+    options = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
+    assert benchmarks.main(["sample_normal", "shared", "--dtypes", "b", "--shapes", "64x32", *options]) == 0
+    assert benchmarks.main(["sample_normal", "alone", "small", "--shapes", "16x6", *options]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"fill as float32 +fill of that dtype", printed)) == 3
+    assert len(re.findall(r"float32 16x6 +\d+\.\d\d( +\d+\.\d\d \d+\.\d\dx){2}", printed)) == 2
+    sections = json.loads((tmp_path / "sample_normal.json").read_text())["sections"]
+    assert {name: [record["dtype"] for record in records] for name, records in sections.items()} == {
+        "shared": ["bfloat16"],
+        "alone": ["float32"],
+        "small": ["float32"],
+    }
+    assert all(records[0]["fill_of_dtype_us"] > 0 for records in sections.values())
+
+
 def test_a_run_keeps_the_sections_that_it_does_not_measure(tmp_path, monkeypatch):
     monkeypatch.setenv("CUOPS_COMMIT", "abc123")
     quick = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]

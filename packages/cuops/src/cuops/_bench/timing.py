@@ -80,9 +80,9 @@ class CudaTimer:
         return captured if calls > 1 else min(captured, self.direct(lambda: lambda: target.copy_(source)))
 
     @functools.cache  # noqa: B019 (a timer lives as long as the run)
-    def fill(self, traffic: int, calls: int = 1) -> float:
-        """The device's own fill that writes `traffic` bytes."""
-        target = torch.empty(max(traffic // 4, 1), dtype=torch.float32, device="cuda")
+    def fill(self, traffic: int, calls: int = 1, dtype: torch.dtype = torch.float32) -> float:
+        """The device's own fill that writes `traffic` bytes, which takes longer where elements have 16 bits."""
+        target = torch.empty(max(traffic // dtype.itemsize, 1), dtype=dtype, device="cuda")
         return self.kernel(lambda: target.zero_, calls)
 
     def synchronize(self) -> None:
@@ -119,9 +119,9 @@ class CpuTimer:
         source, target = (torch.empty(max(traffic // 2, 1), dtype=torch.uint8) for _ in range(2))
         return self.kernel(lambda: lambda: target.copy_(source))
 
-    def fill(self, traffic: int, calls: int = 1) -> float:
+    def fill(self, traffic: int, calls: int = 1, dtype: torch.dtype = torch.float32) -> float:
         """A fill that writes `traffic` bytes."""
-        target = torch.empty(max(traffic // 4, 1), dtype=torch.float32)
+        target = torch.empty(max(traffic // dtype.itemsize, 1), dtype=dtype)
         return self.kernel(lambda: target.zero_)
 
     def synchronize(self) -> None:
