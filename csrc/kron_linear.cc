@@ -24,7 +24,8 @@ Kernel& fwd_kernel(DType dtype) {
 Kernel& tuned_kernel(KronKernel which) {
   static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
                              {"kron_linear_tuned", "kron_tuned_pairs"},
-                             {"kron_linear_tuned", "kron_tuned_pairs_128"}};
+                             {"kron_linear_tuned", "kron_tuned_pairs_128"},
+                             {"kron_linear_small", "kron_small"}};
   return kernels[which - kKronTunedSingle];
 }
 
@@ -37,7 +38,8 @@ KronDevice device_facts(int device) {
 const KronGroup& cached_group(const KronProblem& problem, int device) {
   static std::mutex mutex;
   static std::map<std::vector<std::int64_t>, KronGroup> known;
-  std::vector<std::int64_t> key = {device, problem.dtype, problem.single, problem.aligned, problem.rows, problem.inner};
+  std::vector<std::int64_t> key = {device,         problem.dtype, problem.single, problem.aligned,
+                                   problem.linear, problem.rows,  problem.inner};
   for (const KronSize& size : problem.sizes) {
     key.push_back(size.out);
     key.push_back(size.in);
@@ -46,6 +48,12 @@ const KronGroup& cached_group(const KronProblem& problem, int device) {
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   return known.emplace(std::move(key), plan_group(problem, device_facts(device))).first->second;
+}
+
+// Rows that are all one stride apart, which the kernel for small factors asks for.
+bool has_one_stride(const Rows& rows, std::int64_t count) {
+  constexpr std::int64_t kMost = 1 << 22;  // a tile's samples are within 2^31
+  return rows.inner >= count && (count == 1 || (0 <= rows.stride && rows.stride <= kMost));
 }
 
 std::int64_t last_size(TensorView t) { return t.size(t.ndim() - 1); }
@@ -85,6 +93,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const int width = 16 / size_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
+  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
   const KronGroup& group = cached_group(problem, device);
   if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
   const void* bias_data = nullptr;
@@ -99,33 +108,38 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     bias_lead = n / out;
   }
   const ContextGuard context(device);
-  if (group.tuned != kKronGeneral) {
-    KronTunedParams p = group.tuned_params;
+  auto fill = [&](auto p) {
     fill_factors(p.factors, factors, dtype);
     p.x = x_rows;
     p.y = y_rows;
     p.bias = bias_data;
     p.bias_lead = bias_lead;
-    p.x_linear = p.x.inner >= p.rows && p.x.stride == in;
-    return launch(tuned_kernel(group.tuned), device, current_stream(x.device()), group.shape, &p);
+    return p;
+  };
+  auto run = [&](Kernel& kernel, auto* p) { launch(kernel, device, current_stream(x.device()), group.shape, p); };
+  if (group.tuned == kKronSmall) {
+    KronSmallParams p = fill(group.small_params);
+    set_sample_strides(&p);
+    return run(tuned_kernel(group.tuned), &p);
   }
-  KronFwdParams p = group.params;
-  fill_factors(p.factors, factors, dtype);
+  const bool x_dense = x_rows.inner >= problem.rows && x_rows.stride == in;
+  if (group.tuned != kKronGeneral) {
+    KronTunedParams p = fill(group.tuned_params);
+    p.x_linear = x_dense;
+    return run(tuned_kernel(group.tuned), &p);
+  }
+  KronFwdParams p = fill(group.params);
   p.dtype = dtype;
-  p.x = x_rows;
-  p.y = y_rows;
-  p.bias = bias_data;
-  p.bias_lead = bias_lead;
   const int last = p.axes - 1;
   const bool by_columns = p.columns > 0;
   p.x_vectors = vectors_fit(p.x, width, dtype) && (by_columns ? inner : p.in[last]) % 8 == 0;
   p.y_vectors = vectors_fit(p.y, width, dtype) && (by_columns ? inner : p.out[last]) % 8 == 0;
   p.direct = p.step[p.steps - 1].innermost && p.bias == nullptr && vectors_fit(p.y, 2, dtype) && p.out[last] % 2 == 0 &&
              problem.arithmetic == kKronScaled && dtype == kFloat32;
-  p.x_linear = !by_columns && p.x.inner >= p.rows && p.x.stride == in;
+  p.x_linear = !by_columns && x_dense;
   p.by_in_pieces = kron_divisor(p.x_vectors ? p.in_chunks * 8 / width : p.in_chunks * 8);
   p.by_out_pieces = kron_divisor(p.y_vectors ? p.out_chunks : p.out[last]);
-  launch(fwd_kernel(dtype), device, current_stream(x.device()), group.shape, &p);
+  run(fwd_kernel(dtype), &p);
 }
 
 namespace {
@@ -148,8 +162,11 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const KronFwdParams& p = group.params;
-    const int samples = group.tuned != kKronGeneral ? group.tuned_params.samples : p.samples;
-    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, p.slices, p.columns,
+    const int samples = group.tuned == kKronSmall     ? group.small_params.samples
+                        : group.tuned != kKronGeneral ? group.tuned_params.samples
+                                                      : p.samples;
+    const int columns = group.tuned == kKronSmall ? group.small_params.columns : p.columns;
+    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, p.slices, columns,
                       static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
                       static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
                       static_cast<int64_t>(group.operations)});

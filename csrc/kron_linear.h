@@ -86,6 +86,7 @@ struct KronTunedStep {
 struct KronTunedParams {
   Rows x, y;
   const void* bias;
+  float* partial;  // of gradients: one for each team of warps
   long long rows, tiles, bias_lead;
   KronFactor factors[kKronFactors];
   KronTunedStep step[3];  // along the outer axis (in == 1: none), the rows, and the columns
@@ -102,8 +103,42 @@ struct KronTunedParams {
   int shift, outer_shift, last_shift;  // exponents between what is held and what is meant: of each step's results, and in all
   DType dtype;
   bool x_linear;
+  unsigned char gradients;  // of the first factor (1), the second (2), both (3)
 };
-static_assert(sizeof(KronTunedParams) == 1280, "host and device must agree on the layout");
+static_assert(sizeof(KronTunedParams) == 1288, "host and device must agree on the layout");
+
+// kron_linear_small.cu: what some bits of a thread's number, or one of its fibers, add to where its elements are: in shared memory,
+// in device memory from the start of the tile, and among the tile's samples.
+constexpr int kKronParts = 10;
+struct KronSmallPart {
+  int log, shared, memory, sample;
+};
+
+// One pass over the tile: one axis of 8 or 16, or two neighbouring ones of 8.
+struct KronSmallStage {
+  KronSmallPart part[kKronParts], fiber[8];
+  int parts;
+  int log_size;            // of the axis, the outer one of two
+  int shared, memory;      // from one element of a fiber to the next
+  bool pair, unit;         // unit: elements of a fiber are neighbours in memory
+  int first[2], count[2];  // of the factors whose product an axis has; the outer one first
+  int weight[2];           // in shared memory
+};
+
+// A sample has 2^n elements in axes of 8 and 16, and columns beyond the factors' axes.
+struct KronSmallParams {
+  Rows x, y;  // of one stride
+  const void* bias;
+  long long rows, tiles, bias_lead;
+  KronFactor factors[kKronFactors];
+  KronSmallStage stage[kKronSteps];
+  KronSmallPart chunk[kKronParts];                        // of 4 neighbours
+  int chunk_parts, factor_count, stages, samples, items;  // of a tile; items: 64 elements each
+  int columns, column_tiles, sample_out;                  // of a tile; tiles beside one another; elements
+  int state, raw;                                         // in shared memory: the tile, the factors
+  bool copies_out;                                        // the results go to y from shared memory
+};
+static_assert(sizeof(KronSmallParams) == 2528, "host and device must agree on the layout");
 
 // The gradient of one factor: the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
 struct KronBwdParams {

@@ -42,10 +42,11 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 }
 
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
-  KronGroup general = plan_general(problem, device);
-  if (!problem.aligned) return general;
-  KronGroup tuned = plan_tuned(problem, device);
-  return tuned.nanoseconds < general.nanoseconds ? tuned : general;
+  KronGroup best = plan_general(problem, device);
+  if (!problem.aligned) return best;
+  for (KronGroup& group : std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device)})
+    if (group.nanoseconds < best.nanoseconds) best = std::move(group);
+  return best;
 }
 
 std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device) {

@@ -18,12 +18,13 @@ struct KronProblem {
   KronArithmetic arithmetic;
   bool single;               // float32 as TF32
   bool aligned = true;       // rows of x and y are whole vectors
+  bool linear = true;        // and have one stride
   std::int64_t rows, inner;  // samples; columns beyond the factors' axes
   std::vector<KronSize> sizes;
 };
 
 // The kernels, in the order of kron_linear.cc's.
-enum KronKernel { kKronGeneral, kKronTunedSingle, kKronTunedPairs, kKronTunedPairs128 };
+enum KronKernel { kKronGeneral, kKronTunedSingle, kKronTunedPairs, kKronTunedPairs128, kKronSmall };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
 struct KronGroup {
@@ -31,7 +32,8 @@ struct KronGroup {
   bool fused = false;
   KronKernel tuned = kKronGeneral;
   KronFwdParams params{};          // of the general kernel: all but the arrays
-  KronTunedParams tuned_params{};  // of the others
+  KronTunedParams tuned_params{};  // of the tuned ones
+  KronSmallParams small_params{};  // of that for small factors
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -46,6 +48,8 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
 // The best launch of the general kernel, and of those for certain sizes; not fused where there is none.
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
+void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device);

@@ -14,6 +14,7 @@ SIZES = [
     [(64, 64)] * 2,
     [(8, 8)] * 4,
     [(2, 2)] * 10,
+    [(16, 16)] * 3,
     [(86, 86), (128, 128)],
     [(5, 3), (7, 5), (2, 7)],
 ]
@@ -84,6 +85,21 @@ def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
 
 
 @gpu
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "sizes",
+    [[8], [16], [8] * 2, [16] * 2, [8] * 3, [16, 8, 8], [8, 16, 8], [8] * 4, [4, 2, 16, 2, 2], [8] * 5, [16] * 4],
+)
+def test_small_factors_with_a_bias(rows, sizes):
+    shapes = [(size, size) for size in sizes]
+    rows = min(rows, (1 << 24) // columns_of(shapes))
+    x, factors, bias = random((rows, columns_of(shapes))), factors_of(shapes), random((columns_of(shapes),), seed=8)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
+    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+
+
+@gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_and_factors_of_any_magnitude(dtype):
     magnitudes = torch.logspace(-25, 25, 51, dtype=torch.float64, device="cuda")
@@ -116,6 +132,27 @@ def test_gradients_of_factors_are_the_same_in_every_run(sizes):
     for _ in range(20):
         again = torch.autograd.grad(cuops.kron_linear(x, factors), factors, dy)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(1025, [(64, 64)] * 2), (1024, [(8, 8)] * 4), (1100, [(2, 32), (32, 2)] * 2)],
+)
+def test_gradients_of_large_float32_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes):
+    x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
+    dy = random((rows, math.prod(o for o, _ in sizes)), seed=9) * torch.logspace(-3, 3, rows, device="cuda")[:, None]
+    from cuops._kron_linear_gemm import chain_of_matmuls_backward
+
+    leaves = [x.requires_grad_(), *(w.requires_grad_() for w in factors)]
+    got = torch.autograd.grad(cuops.kron_linear(leaves[0], leaves[1:]), leaves, dy)
+    needs = [True] * len(factors)
+    plain = [w.detach() for w in factors]
+    dx, dfactors = chain_of_matmuls_backward(dy, x.detach(), plain, True, needs)
+    wide, dwide = chain_of_matmuls_backward(dy.double(), x.detach().double(), [w.double() for w in plain], True, needs)
+    for mine, gemm, want in zip(got, [dx, *dfactors], [wide, *dwide], strict=True):
+        mine, gemm, want = mine.flatten(), gemm.flatten(), want.flatten()
+        assert distance(mine, want) <= 2 * distance(gemm, want) + 4e-7
 
 
 @gpu

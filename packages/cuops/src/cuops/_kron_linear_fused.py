@@ -31,7 +31,7 @@ def plan(
     return [(group[0], group[1], group[2] == 0) for group in groups]
 
 
-def _in_place(x: Tensor) -> Tensor:
+def in_place(x: Tensor) -> Tensor:
     """x, or a copy where the library could not read it, or not in vectors though its rows are whole ones."""
     size = x.element_size()
     readable = x.is_contiguous() or (x.ndim <= 3 and x.stride(-1) == 1)
@@ -60,7 +60,7 @@ def fused_chain(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Te
     if not any(is_fused for _, _, is_fused in _plan_of(x, factors, 1)):
         return chain_of_matmuls(x, factors, bias)
     bias = None if bias is None else bias.contiguous()
-    return apply(_in_place(x), factors, 1, bias).reshape(out_shape(x, factors))
+    return apply(in_place(x), factors, 1, bias).reshape(out_shape(x, factors))
 
 
 def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None = None) -> Tensor:

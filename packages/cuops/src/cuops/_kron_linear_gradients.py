@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._kron_linear_fused import DTYPES, apply, fused_chain, library, plan, tf32_allowed
+from ._kron_linear_fused import DTYPES, apply, fused_chain, in_place, library, plan, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls_backward
 
 MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
+ENOUGH = 1 << 22  # elements, from which on they are with fewer factors
 MERGED = 64  # the largest product of small factors, whose gradients are found together
 
 
@@ -22,21 +23,24 @@ def _partial_rows(dtype: torch.dtype, rows: int, inner: int, out: int, in_: int,
 
 
 def _merged(factors: Sequence[Tensor]) -> list[slice]:
-    """Neighbours whose Kronecker product is small count as one factor."""
+    """Neighbours whose Kronecker product is small count as one factor, the last ones first."""
     slices: list[slice] = []
     o = i = MERGED + 1
-    for k, w in enumerate(factors):
+    for k in reversed(range(len(factors))):
+        w = factors[k]
         if max(o * w.shape[0], i * w.shape[1]) <= MERGED:
-            o, i, slices[-1] = o * w.shape[0], i * w.shape[1], slice(slices[-1].start, k + 1)
+            o, i, slices[0] = o * w.shape[0], i * w.shape[1], slice(k, slices[0].stop)
         else:
             o, i = w.shape
-            slices.append(slice(k, k + 1))
+            slices.insert(0, slice(k, k + 1))
     return slices
 
 
 def _worth_fusing(dy: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether gradients take less time in the fused kernels: as measured, with many factors that all fit there."""
-    if len(factors) < MANY or (len(factors) < 2 * MANY and max(factors[0].shape) < FEW):
+    """Whether gradients take less time in the fused kernels: as measured, where many factors make few groups."""
+    if len(factors) < 2 * MANY and max(factors[0].shape) < FEW:
+        return False
+    if 3 * len(_merged(factors)) > 2 * len(factors) or (len(factors) < MANY and dy.numel() < ENOUGH):
         return False
     rows, device = dy.numel() // dy.shape[-1], dy.device.index
     if _partial_rows(dy.dtype, rows, 1, 1, 1, device) == 0:
@@ -65,6 +69,8 @@ def fused_backward(
     transposes of all other factors.
     """
     transposed = [w.mT for w in factors]
+    if cut := _equal_squares(x, factors):
+        return _backward_of_squares(dy, x, factors, cut, needs_x, needs_factors)
     if not _worth_fusing(dy, factors):
         return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
     dx = fused_chain(dy, transposed, None) if needs_x else None
@@ -86,6 +92,48 @@ def fused_backward(
         rest = math.prod(w.shape[1] for w in after)
         dw = _sum_of_products(grad.reshape(-1, o, rest), x.reshape(-1, i, rest), group.stop - group.start > 1)
         dfactors[group] = _unmerge(dw, factors[group], needs_factors[group])
+    return dx, dfactors
+
+
+@functools.lru_cache(4096)
+def _square_rows(rows: int, size: int, device: int) -> int:
+    return library().kron_linear_bwd_square_rows(rows, size, device)
+
+
+def _equal_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """How many factors come first, where theirs and the others' product are squares of one size that has a kernel."""
+    if x.dtype != torch.float32 or x.numel() < ENOUGH or tf32_allowed(x):
+        return 0
+    size, rows = math.isqrt(x.shape[-1]), x.numel() // x.shape[-1]
+    if size * size != x.shape[-1] or not _square_rows(rows, size, x.device.index):
+        return 0
+    o = i = 1
+    for cut, w in enumerate(factors):
+        if o == i == size:
+            rest = math.prod(f.shape[0] for f in factors[cut:])
+            return cut if rest == size else 0
+        o, i = o * w.shape[0], i * w.shape[1]
+    return 0
+
+
+def _backward_of_squares(
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """`fused_backward` for two groups of factors, each of one size: a kernel that reads dy and x once for each."""
+    shape, columns = x.shape, x.shape[-1]
+    size = math.isqrt(columns)
+    x, dy = (in_place(t.contiguous()).reshape(-1, columns) for t in (x, dy))
+    dx = fused_chain(dy, [w.mT for w in factors], None).reshape(shape) if needs_x else None
+    groups = slice(0, cut), slice(cut, None)
+    needed = [any(needs_factors[group]) for group in groups]
+    dfactors: list[Tensor | None] = [None] * len(factors)
+    if not any(needed):
+        return dx, dfactors
+    partial = x.new_empty(_square_rows(len(x), size, x.device.index), size, size)
+    dw = [x.new_empty(size, size) for need in needed if need]
+    library().kron_linear_bwd_square(dw, partial, dy, x, factors, cut, *needed)
+    for group, found in zip((g for g, need in zip(groups, needed, strict=True) if need), dw, strict=True):
+        dfactors[group] = _unmerge(found, factors[group], needs_factors[group])
     return dx, dfactors
 
 

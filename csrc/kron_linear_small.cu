@@ -1,0 +1,229 @@
+// Kronecker-factored linear layers for small float32 factors, without tensor cores: a thread has 64 elements of the tile in
+// registers, along one or two of its axes at a time. The first axes come from device memory, the last go there; between them is
+// shared memory.
+#include "device/tuned.cuh"
+
+#if CUOPS_TUNED == 90
+#include "device/kron_tile.cuh"
+
+namespace cuops {
+
+constexpr int kEach = 64;  // elements of a thread
+
+// The parameters, which calls reach faster there.
+__device__ inline const KronSmallParams& params() { return *shared_at<KronSmallParams>(0); }
+
+// The factors as they are, one after the other: a warp has one, so that all are on their way at the same time.
+__device__ inline void load_factors() {
+  const KronSmallParams& p = params();
+#pragma unroll 1
+  for (int j = threadIdx.x / 32, at = 0, k = 0; j < p.factor_count; j += blockDim.x / 32) {
+    for (; k < j; ++k) at += p.factors[k].out * p.factors[k].in;
+    const KronFactor& f = p.factors[j];
+#pragma unroll 2
+    for (int i = threadIdx.x % 32; i < f.out * f.in; i += 32) {
+      const int row = divide(i, f.by_in), column = i - row * f.in;
+      shared_at<float>(p.raw)[at + i] = static_cast<const float*>(f.data)[row * f.row_stride + column * f.column_stride];
+    }
+  }
+}
+
+// The product of the factors of an axis.
+__device__ inline void merge_factors(const KronSmallStage& stage, int which) {
+  const KronSmallParams& p = params();
+  const int log_size = stage.log_size, size = 1 << log_size, first = stage.first[which], last = first + stage.count[which] - 1;
+  int end = 0;
+  for (int j = 0; j <= last; ++j) end += p.factors[j].out * p.factors[j].in;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < size * size; i += blockDim.x) {
+    int row = i >> log_size, column = i & (size - 1), at = end;
+    float v = 1;
+#pragma unroll 1
+    for (int j = last; j >= first; --j) {
+      const KronFactor& f = p.factors[j];
+      at -= f.out * f.in;
+      v *= shared_at<float>(p.raw)[at + (row & (f.out - 1)) * f.in + (column & (f.in - 1))];
+      row = divide(row, f.by_out);
+      column = divide(column, f.by_in);
+    }
+    shared_at<float>(stage.weight[which])[i] = v;
+  }
+}
+
+// Loaded again where it is needed again: registers that keep all weights would be too many.
+__device__ inline float4 load_four(const float* from) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(shared_address(from)));
+  return v;
+}
+
+// acc[o][j] = the sum over i of weight[o][i] v[i][j].
+template <int kN, int kFibers, int kOuts>
+__device__ void multiply(const float* weight, const float (&v)[kN][kFibers], float (&acc)[kOuts][kFibers]) {
+#pragma unroll
+  for (int o = 0; o < kOuts; ++o) {
+#pragma unroll
+    for (int i = 0; i < kN; i += 4) {
+      const float4 w = load_four(weight + o * kN + i);
+#pragma unroll
+      for (int j = 0; j < kFibers; ++j) {
+        acc[o][j] = i == 0 ? w.x * v[i][j] : fmaf(w.x, v[i][j], acc[o][j]);
+        acc[o][j] = fmaf(w.w, v[i + 3][j], fmaf(w.z, v[i + 2][j], fmaf(w.y, v[i + 1][j], acc[o][j])));
+      }
+    }
+  }
+}
+
+// Where the elements of an item are: in shared memory, and from the start of the tile in device memory.
+struct Place {
+  int shared = 0, memory = 0, sample = 0;
+
+  __device__ Place(const KronSmallPart* part, int parts, int item) {
+#pragma unroll 1
+    for (int i = 0; i < parts; ++i) {
+      const int index = item & ((1 << part[i].log) - 1);
+      item >>= part[i].log;
+      shared += index * part[i].shared;
+      memory += index * part[i].memory;
+      sample += index * part[i].sample;
+    }
+  }
+};
+
+template <int kN, bool kPair>
+__device__ __noinline__ void run_stage(int index, const float* x, float* y) {
+  const KronSmallParams& p = params();
+  const KronSmallStage& stage = p.stage[index];
+  constexpr int kFibers = kEach / kN, kOuts = 32 / kFibers;
+  const bool unit = !kPair && stage.unit;
+  const int shared_step = stage.shared, memory_step = stage.memory;
+#pragma unroll 1
+  for (int item = threadIdx.x; item < p.items; item += blockDim.x) {
+    const Place place(stage.part, stage.parts, item);
+    float* const state = shared_at<float>(p.state) + place.shared;
+    float v[kN][kFibers];
+    if (unit) {
+#pragma unroll
+      for (int j = 0; j < kFibers; ++j) {
+        const float* const from = x ? x + place.memory + stage.fiber[j].memory : state + stage.fiber[j].shared;
+#pragma unroll
+        for (int i = 0; i < kN; i += 4) {
+          const float4 four = *reinterpret_cast<const float4*>(from + i);
+          v[i][j] = four.x, v[i + 1][j] = four.y, v[i + 2][j] = four.z, v[i + 3][j] = four.w;
+        }
+      }
+    } else if (x) {
+#pragma unroll
+      for (int j = 0; j < kFibers; ++j) {
+        const float* const from = x + place.memory + stage.fiber[j].memory;
+#pragma unroll
+        for (int i = 0; i < kN; ++i) v[i][j] = from[i * memory_step];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kFibers; ++j) {
+        const float* const from = state + stage.fiber[j].shared;
+#pragma unroll
+        for (int i = 0; i < kN; ++i) v[i][j] = from[i * shared_step];
+      }
+    }
+    if constexpr (kPair) {
+      constexpr int kPart = 4;
+#pragma unroll
+      for (int part = 0; part < kN; part += kPart) {
+        float in[kFibers][kPart], out[kFibers][kPart];
+#pragma unroll
+        for (int k = 0; k < kPart * kFibers; ++k) in[k % kFibers][k / kFibers] = v[part + k / kFibers][k % kFibers];
+        multiply<kFibers, kPart, kFibers>(shared_at<float>(stage.weight[1]), in, out);
+#pragma unroll
+        for (int k = 0; k < kPart * kFibers; ++k) v[part + k / kFibers][k % kFibers] = out[k % kFibers][k / kFibers];
+      }
+    }
+#pragma unroll 1
+    for (int first = 0; first < kN; first += kOuts) {
+      float acc[kOuts][kFibers];
+      multiply<kN, kFibers, kOuts>(shared_at<float>(stage.weight[0]) + first * kN, v, acc);
+      if (y) {
+#pragma unroll
+        for (int j = 0; j < kFibers; ++j) {
+          float* const to = y + place.memory + stage.fiber[j].memory + first * memory_step;
+#pragma unroll
+          for (int o = 0; o < kOuts; ++o) to[o * memory_step] = acc[o][j];
+        }
+      } else if (unit) {
+#pragma unroll
+        for (int j = 0; j < kFibers; ++j) {
+          Pack<float, kOuts> outs;
+#pragma unroll
+          for (int o = 0; o < kOuts; ++o) outs.at[o] = acc[o][j];
+          *reinterpret_cast<Pack<float, kOuts>*>(state + stage.fiber[j].shared + first) = outs;
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kFibers; ++j) {
+          float* const to = state + stage.fiber[j].shared + first * shared_step;
+#pragma unroll
+          for (int o = 0; o < kOuts; ++o) to[o * shared_step] = acc[o][j];
+        }
+      }
+    }
+  }
+}
+
+// The results with a bias, or where the last pass leaves neighbours in one thread.
+__device__ __noinline__ void store_tile(long long first_sample, long long column) {
+  const KronSmallParams& p = params();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < p.items * (kEach / 4); i += blockDim.x) {
+    const Place place(p.chunk, p.chunk_parts, i);
+    float4 v = *reinterpret_cast<const float4*>(shared_at<float>(p.state) + place.shared);
+    const long long sample = first_sample + place.sample, rest = place.memory + column;
+    if (p.bias != nullptr) {
+      const float* const bias = static_cast<const float*>(p.bias) + sample % p.bias_lead * p.sample_out + rest;
+      v = make_float4(v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]);
+    }
+    *reinterpret_cast<float4*>(static_cast<float*>(p.y.data) + sample * p.y.stride + rest) = v;
+  }
+}
+
+}  // namespace cuops
+
+extern "C" __global__ void __launch_bounds__(256, 1) kron_small(const __grid_constant__ cuops::KronSmallParams given) {
+  using namespace cuops;
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(given) / 4); i += blockDim.x)
+    shared_at<int>(0)[i] = reinterpret_cast<const int*>(&given)[i];
+  __syncthreads();
+  const KronSmallParams& p = params();
+  load_factors();
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < p.stages; ++i) {
+    merge_factors(p.stage[i], 0);
+    if (p.stage[i].pair) merge_factors(p.stage[i], 1);
+  }
+  const bool copies_out = p.copies_out || p.bias != nullptr;
+  for (long long tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const long long group = tile / p.column_tiles, column = (tile - group * p.column_tiles) * p.columns;
+    const long long sample = min(group * p.samples, p.rows - p.samples);  // the last tile may do again what another does
+#pragma unroll 1
+    for (int i = 0; i < p.stages; ++i) {
+      const KronSmallStage& stage = p.stage[i];
+      const float* const x = i == 0 ? static_cast<const float*>(p.x.data) + sample * p.x.stride + column : nullptr;
+      float* const y = i == p.stages - 1 && !copies_out ? static_cast<float*>(p.y.data) + sample * p.y.stride + column : nullptr;
+      __syncthreads();
+      if (stage.pair) {
+        run_stage<8, true>(i, x, y);
+      } else if (stage.log_size == 3) {
+        run_stage<8, false>(i, x, y);
+      } else {
+        run_stage<16, false>(i, x, y);
+      }
+    }
+    if (!copies_out) continue;
+    __syncthreads();
+    store_tile(sample, column);
+  }
+}
+#else
+extern "C" __global__ void kron_small_nowhere() {}
+#endif
