@@ -4,12 +4,20 @@
 
 #include "device/careful.cuh"
 #include "device/overlap.cuh"
+#include "device/passing.cuh"
 #include "device/reduce.cuh"
 #include "device/row.cuh"
 #include "device/rstd.cuh"
 #include "device/tuned.cuh"
 
 namespace cuops {
+
+template <class T>
+__device__ void release_row(const RmsNormFwdParams& p, const Rows& rows, long long row, int thread, int threads) {
+  const T* const all = static_cast<const T*>(rows.data);
+  const T* const from = all + row * rows.stride;
+  Passing::release(from, from + p.n, all, all + (p.rows - 1) * rows.stride + p.n, thread, threads);
+}
 
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and nothing else, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
@@ -30,13 +38,21 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   const int first = kClusters ? team.first() : threadIdx.x, step = kClusters ? team.threads() : blockDim.x;
   auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
   auto exists = [&](int i) { return first + i * step < division.packs; };
+  const Passing passing(p.released_from != kNoRow);
 
   Vector<T> held[kResident], weight[kResident];
   if (!kPhased || division.packs > 0) {
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) held[i] = load(reinterpret_cast<const Vector<T>*>(x + division.head) + pack(i));
+    // The weight first: behind these loads of x, the compiler would put it off until x is there.
 #pragma unroll
     for (int i = 0; i < kResident; ++i) weight[i] = load_beside(division, parameter, pack(i));
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) held[i] = passing.load(reinterpret_cast<const Vector<T>*>(x + division.head) + pack(i));
+  }
+  // An edge a thread, on its way with the vectors: most teams have no more.
+  T edge = convert<T>(0.0f), edge_weight = edge;
+  if (kPhased && first < division.edges) {
+    edge = x[division.edge(first)];
+    edge_weight = parameter[division.edge(first)];
   }
 
   if constexpr (kResidual) {
@@ -45,7 +61,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     T* const h = static_cast<T*>(p.h.data) + row * p.h.stride;
     Vector<T> other[kResident];
 #pragma unroll
-    for (int i = 0; i < kResident; ++i) other[i] = load(residual + pack(i));
+    for (int i = 0; i < kResident; ++i) other[i] = passing.load(residual + pack(i));
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       auto wide = convert<Acc>(held[i]);
@@ -67,8 +83,10 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     sum += exists(i) ? part : Acc(0);
   }
   if constexpr (kPhased) {
+    sum += convert<Acc>(edge) * convert<Acc>(edge);
 #pragma unroll 1
-    for (int e = first; e < division.edges; e += step) sum += convert<Acc>(x[division.edge(e)]) * convert<Acc>(x[division.edge(e)]);
+    for (int e = first + step; e < division.edges; e += step)
+      sum += convert<Acc>(x[division.edge(e)]) * convert<Acc>(x[division.edge(e)]);
   }
   sum = team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
@@ -80,21 +98,27 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   if (!active) return;
   const Acc rstd = rsqrt_rn(mean_eps);
   if (rstd_at && first == 0) *rstd_at = rstd;
+  const unsigned zero = static_cast<unsigned>(p.x.outer_stride);  // rows have one stride
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
     if (!exists(i)) continue;
-    auto wide = convert<Acc>(held[i]);
+    auto wide = convert<Acc>(kResident == 4 ? forgotten(held[i], zero) : held[i]);  // with 4, registers are what decides
     const auto factor = convert<Acc>(weight[i]);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * factor.at[j];
     store(reinterpret_cast<Vector<T>*>(y + division.head) + pack(i), convert<T>(wide));
   }
   if constexpr (kPhased) {
+    if (first < division.edges) y[division.edge(first)] = convert<T>(convert<Acc>(edge) * rstd * convert<Acc>(edge_weight));
 #pragma unroll 1
-    for (int e = first; e < division.edges; e += step) {
+    for (int e = first + step; e < division.edges; e += step) {
       const long long at = division.edge(e);
       y[at] = convert<T>(convert<Acc>(x[at]) * rstd * convert<Acc>(parameter[at]));
     }
+  }
+  if (row >= p.released_from) {
+    release_row<T>(p, p.x, row, first, step);
+    if (kResidual) release_row<T>(p, p.residual, row, first, step);
   }
 }
 
@@ -110,6 +134,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
   const long long teams = gridDim.x / team.blocks;
   auto exists = [&](int i) { return first + i * step < packs; };
   auto wide = [](const uint4& v) { return convert<Acc>(*reinterpret_cast<const Vector<T>*>(&v)); };
+  const Passing passing(p.released_from != kNoRow);
   if (p.overlaps) wait_for_previous(p.rows <= teams);
 
   uint4 next[kResident] = {}, weight[kResident] = {};
@@ -117,7 +142,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
     const auto* const x = reinterpret_cast<const uint4*>(static_cast<const T*>(p.x.data) + row * p.x.stride) + first;
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      if (exists(i)) next[i] = x[i * step];
+      if (exists(i)) next[i] = passing.load(x + i * step);
     }
   };
   fetch(team.index);
@@ -161,23 +186,26 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
       for (int j = 0; j < kWidth; ++j) v.at[j] *= rstd * factor.at[j];
       store(reinterpret_cast<Vector<T>*>(y) + first + i * step, convert<T>(v));
     }
+    if (row >= p.released_from) release_row<T>(p, p.x, row, first, step);
   }
   launch_dependents();
 }
 
 }  // namespace cuops
 
-// Instances, as plan_fwd in rms_norm.cc asks for them: vectors a thread; phased, residual, clusters; threads a block, and blocks
+// Instances, as rms_norm_plan.cc asks for them: vectors a thread; phased, residual, clusters; threads a block, and blocks
 // that share a multiprocessor to hide one another's waits, which bounds the registers.
 #if CUOPS_TUNED
 #define RMS_NORM_FWD(name, T, suffix, kResident, kPhased, kResidual, kClusters, kThreads, kBlocks)                            \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd_held<T, kResident, kPhased, kResidual, kClusters>(p);                                                 \
   }
-#define RMS_NORM_FWD_OF(name, T)                                 \
-  RMS_NORM_FWD(name, T, short, 2, false, false, false, 512, 3)   \
-  RMS_NORM_FWD(name, T, residual, 2, false, true, false, 512, 2) \
-  RMS_NORM_FWD(name, T, wide, 8, false, false, true, 256, 2)     \
+#define RMS_NORM_FWD_OF(name, T)                                     \
+  RMS_NORM_FWD(name, T, short, 2, false, false, false, 512, 3)       \
+  RMS_NORM_FWD(name, T, residual, 2, false, true, false, 512, 2)     \
+  RMS_NORM_FWD(name, T, middle, 4, false, false, true, 256, 4)       \
+  RMS_NORM_FWD(name, T, wide, 8, false, false, true, 256, 2)         \
+  RMS_NORM_FWD(name, T, phased_short, 2, true, false, false, 256, 4) \
   RMS_NORM_FWD(name, T, phased, 8, true, false, false, 256, 2)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)

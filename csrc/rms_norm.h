@@ -20,6 +20,8 @@ struct RmsNormScalars {
   Acc weight_offset;
 };
 
+constexpr long long kNoRow = 0x7fffffffffffffff;
+
 // What the common case reads comes first, in two lines of the constant cache: small batches wait for each.
 struct RmsNormFwdParams {
   Rows x, y;
@@ -31,12 +33,13 @@ struct RmsNormFwdParams {
   DType y_dtype;
   bool weight_wide, bias_wide;     // they have the dtype of the sums (float32) where x has 16 bits
   bool overlaps;                   // the launch overlaps with the kernel before it
+  long long released_from;         // L2 keeps x longest (device/passing.cuh), and from this row on not beyond the kernel; or kNoRow
   int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
   Rows residual, h;                // h = x + residual, where there is a residual
   const void* bias;
   RmsNormScalars<double> float64;
 };
-static_assert(sizeof(RmsNormFwdParams) == 248, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormFwdParams) == 256, "host and device must agree on the layout");
 
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {

@@ -215,7 +215,7 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as plan_fwd in rms_norm.cc asks for them.
+// Instances, as rms_norm_plan.cc asks for them.
 #define RMS_NORM_FWD(name, T)                                                                                     \
   extern "C" __global__ void __launch_bounds__(1024) rms_norm_fwd_##name##_any(cuops::RmsNormFwdParams p) {       \
     cuops::rms_norm_fwd_any<T, 1>(p);                                                                             \

@@ -152,6 +152,24 @@ def test_more_than_two_to_the_31_elements():
 
 
 @gpu
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("n", [256, 2048, 4097, 8192, 16384, 24576, 32768, 65536])
+def test_more_rows_than_the_cache_holds(n, with_residual):
+    rows = 80_000_000 // n + 3
+    x, residual = (torch.randn(rows, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x[rows // 7] = 0
+    x[-2] *= 1e30
+    weight = make((n,), torch.bfloat16, "cuda", 1)
+    if with_residual:
+        y, h = cuops.rms_norm(x, weight, residual=residual)
+        assert torch.equal(h, x + residual)
+    else:
+        y, h = cuops.rms_norm(x, weight), x
+    for part in (slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)):
+        assert_close(y[part], definition(h[part], weight)[0], n)
+
+
+@gpu
 def test_a_row_of_more_than_two_to_the_31_elements():
     x = torch.ones(1, 2**31 + 9, device="cuda", dtype=torch.float16)
     x[0, -1] = 3

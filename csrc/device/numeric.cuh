@@ -102,6 +102,13 @@ __device__ void store(Pack<T, kWidth>* to, const Pack<T, kWidth>& v) {
 // The same bits, of which the compiler knows nothing, as it does not know that `zero` is 0: converting again is cheaper than
 // registers that keep what was converted.
 __device__ inline uint4 forgotten(const uint4& v, unsigned zero) { return {v.x ^ zero, v.y ^ zero, v.z ^ zero, v.w ^ zero}; }
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> forgotten(const Pack<T, kWidth>& v, unsigned zero) {
+  static_assert(sizeof(T) * kWidth == 16);
+  Pack<T, kWidth> out;
+  *reinterpret_cast<uint4*>(&out) = forgotten(*reinterpret_cast<const uint4*>(&v), zero);
+  return out;
+}
 
 template <class To, class T, int kWidth>
 __device__ Pack<To, kWidth> convert(const Pack<T, kWidth>& in) {

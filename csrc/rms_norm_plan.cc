@@ -1,0 +1,163 @@
+#include "rms_norm_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "host/tensor.h"
+
+namespace cuops {
+namespace {
+
+// Those whose rows stay in registers are in rms_norm.cu, the last three in rms_norm_any.cu. All but the last two are for the
+// common case, the second with a residual.
+enum Variant { kShort, kResidual, kMiddle, kWide, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny };
+
+Kernel& kernel_of(DType dtype, Variant variant) {
+  struct Table {
+    Kernel* at[4][10];  // for the life of the process
+    Table() {
+      constexpr const char* suffixes[] = {"_short",        "_residual", "_middle", "_wide",    "_stay",
+                                          "_phased_short", "_phased",   "_long",   "_vectors", "_any"};
+      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+        for (Variant v : {kShort, kResidual, kMiddle, kWide, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny})
+          at[t][v] = new Kernel(v < kLong ? "rms_norm" : "rms_norm_any", std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][variant];
+}
+
+// What a plan depends on.
+struct Problem {
+  std::int64_t rows, n;
+  DType dtype;
+  bool common;  // a weight of x's dtype and nothing else, with or without a residual
+  bool residual;
+  bool aligned;  // all arrays can be moved in vectors
+  bool alike;    // x and y start alike, so that unaligned rows can be moved in vectors
+
+  int width() const { return 16 / size_of(dtype); }
+  std::int64_t packs() const { return n / width(); }
+  bool is_large() const { return rows * n > 1 << 22; }
+};
+
+// Whether two arrays have all rows at the same distance from a multiple of 16 bytes.
+bool start_alike(const Rows& a, const Rows& b, int size) {
+  const auto apart = static_cast<const char*>(a.data) - static_cast<const char*>(b.data);
+  return apart % 16 == 0 && (a.stride - b.stride) * size % 16 == 0;
+}
+
+Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
+  Problem problem{p.rows, p.n, dtype};
+  const int width = problem.width();
+  const bool fits = problem.packs() <= INT32_MAX;  // indices of vectors
+  auto has_one_stride = [&](const Rows& rows) { return rows.inner >= p.rows; };
+  problem.residual = p.residual.data != nullptr;
+  problem.common = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
+                   p.y_dtype == dtype && has_one_stride(p.x) && has_one_stride(p.y) &&
+                   (!problem.residual || (has_one_stride(p.residual) && has_one_stride(p.h)));
+  problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
+                    vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) &&
+                    aligned16(p.bias);
+  problem.alike = fits && aligned16(p.weight) && start_alike(p.x, p.y, size_of(dtype));
+  return problem;
+}
+
+unsigned power_of_two_from(std::int64_t least, unsigned from) {
+  while (from < least) from *= 2;
+  return from;
+}
+
+// The shape for rows of `packs`, each thread having up to `resident` of them, in blocks of up to `most` threads.
+LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most) {
+  const unsigned blocks = static_cast<unsigned>(rows);
+  if (packs <= 32 * resident) {  // parts of warps
+    const unsigned lanes = power_of_two_from((packs + resident - 1) / resident, 1);
+    const unsigned side_by_side = 128 / lanes;
+    return {(blocks + side_by_side - 1) / side_by_side, lanes, side_by_side};
+  }
+  const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
+  return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
+}
+
+// For wide rows, 8 vectors a thread: clusters that stay until all rows are done.
+LaunchShape stay_shape(const Problem& problem, int device) {
+  const unsigned cluster = problem.packs() <= 3072 ? 2 : problem.packs() <= 32768 ? 8 : 16;
+  LaunchShape shape{0, threads_for(problem.packs(), 8 * cluster), 1, cluster};
+  const int at_once = clusters_at_once(kernel_of(problem.dtype, kStay), device, shape);
+  shape.blocks = cluster * static_cast<unsigned>(std::min<std::int64_t>(problem.rows, at_once));
+  return shape;
+}
+
+// The kernels whose rows stay in registers, where one of them is for the problem: what is fastest where, as measured
+// (docs/design.md).
+std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
+  using Found = std::pair<Variant, LaunchShape>;
+  const std::int64_t rows = problem.rows, packs = problem.packs();
+  const bool is_double = problem.dtype == kFloat64;
+  if (!problem.common || !hw.tuned) return {};
+  if (problem.residual) {
+    if (problem.aligned && packs <= 1024 && !is_double) return Found(kResidual, resident_shape(rows, packs, 2, 512));
+    return {};
+  }
+  if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
+    return Found(kShort, resident_shape(rows, packs, 2, 256));
+  }
+  if (problem.aligned && !is_double && problem.is_large() && packs <= 1024)
+    return Found(kMiddle, resident_shape(rows, packs, 4, 256));
+  // A few rows have several multiprocessors each.
+  if (problem.aligned && !is_double && hw.clusters && rows <= 16 && 1024 < packs && packs <= 4096)
+    return Found(kMiddle, resident_shape(rows, packs, 4, 128));
+  if (problem.aligned && packs <= 2048 * (!hw.clusters ? 1 : is_double ? 16 : 2)) {
+    // Between, its blocks have fewer threads, and no room for more blocks.
+    if (is_double || packs <= 2048 || packs > 3840 || rows <= 256) return Found(kWide, resident_shape(rows, packs, 8, 256));
+  }
+  if (problem.aligned && !is_double && hw.clusters && packs <= 65536) return Found(kStay, stay_shape(problem, device));
+  if (problem.alike && packs <= 2048 && !is_double) {
+    const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
+    if (packs <= (few ? 512 : 32))
+      return Found(kPhasedShort, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : 16), 2, 256));
+    return Found(kPhased, resident_shape(rows, packs, 8, 256));
+  }
+  return {};
+}
+
+// The others bring rows to shared memory: 64 KiB a block, and more where clusters end.
+std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, const Hardware& hw, RmsNormFwdParams* p) {
+  const bool is_long = problem.common && !problem.residual && problem.alike && hw.tuned && problem.dtype != kFloat64;
+  const Variant variant = is_long ? kLong : problem.aligned ? kVectors : kAny;
+  const std::int64_t items = variant == kAny ? problem.n : problem.packs();
+  const unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.clusters ? 16u : 1u);
+  const unsigned threads = std::max(32u, std::min(threads_for(items, 8 * cluster), 512u));
+  const std::int64_t each = std::max<std::int64_t>((items + threads * cluster - 1) / (threads * cluster), 1);
+  const std::int64_t most = std::min(hw.shared_bytes - 4096, 72 << 10) / (16 * threads);
+  p->chunk = static_cast<int>(std::min(each, most));
+  p->chunks = static_cast<int>((each + p->chunk - 1) / p->chunk);
+  p->first_chunk = static_cast<int>(each - static_cast<std::int64_t>(p->chunks - 1) * p->chunk);
+  const unsigned shared_bytes = variant == kAny ? 0 : p->chunk * threads * 16;
+  return {variant, {static_cast<unsigned>(problem.rows) * cluster, threads, 1, cluster, shared_bytes}};
+}
+
+// The row from which on L2 is not to keep x beyond the kernel: what comes before, later rows have pushed out by then. Not for an
+// x that fits into L2, all of which would have to be given back.
+long long released_from(const Problem& problem, const Hardware& hw) {
+  const std::int64_t bytes = problem.n * size_of(problem.dtype), l2 = (hw.capability >= 100 ? 128 : 64) << 20;
+  return problem.rows * bytes <= l2 ? kNoRow : problem.rows - l2 / bytes;
+}
+
+}  // namespace
+
+RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device) {
+  const Problem problem = problem_of(*p, dtype);
+  const Hardware& hw = hardware("rms_norm_any", device);
+  const auto in_registers = plan_in_registers(problem, hw, device);
+  auto [variant, shape] = in_registers ? *in_registers : plan_in_shared_memory(problem, hw, p);
+  p->released_from = released_from(problem, hw);
+  // The start of a launch counts where rows are few; where they are many, asking costs each block more than it gains.
+  shape.overlaps = p->overlaps = !problem.is_large();
+  return {kernel_of(dtype, variant), shape};
+}
+
+}  // namespace cuops
