@@ -2,22 +2,10 @@
 #include "sample_normal.h"
 
 #include "device/distribution.cuh"
-#include "device/overlap.cuh"
 #include "device/truncation.cuh"
 #include "device/tuned.cuh"
 
 namespace cuops {
-
-// As wide as can be; the compiler takes a structure apart.
-template <class T, int kWidth>
-__device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
-  constexpr int kBytes = sizeof(T) * kWidth;
-  using Word = Select<kBytes % 16 == 0, uint4, Select<kBytes == 8, uint2, Select<kBytes == 4, unsigned, unsigned short>>>;
-#pragma unroll
-  for (int i = 0; i < kBytes / static_cast<int>(sizeof(Word)); ++i) {
-    static_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(&v)[i];
-  }
-}
 
 // Samples along rows: a thread has kWidth neighbouring columns, and walks over groups of samples. dim is a multiple of kWidth.
 // With kShared, one noise is for all columns. With kSpread, any dim of a single batch: the columns of a thread are far apart, so
@@ -25,7 +13,8 @@ __device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
 template <class T, int kWidth, bool kShared, class Key, bool kSpread = false>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  wait_for_previous();
+  const Launches launches(p);
+  wait_for_previous(false);
   const long long tiles = (p.columns + kWidth - 1) / kWidth, chunk = quotient(thread_index(), tiles);
   const long long column = (thread_index() - chunk * tiles) * (kSpread ? 1 : kWidth), apart = kSpread ? tiles : 1;
   long long group = p.group + chunk * p.step;
@@ -36,7 +25,7 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, kSpread ? min(column + j * apart, p.columns - 1) : column + j);
   }
-  const Noise<Key> noise = noise_of<Key>(p);
+  const Noise<Key> noise = noise_of<Key>(p, launches);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) of[j].check();
   const bool shared = kShared || (kWidth < 4 && p.shared);
@@ -83,8 +72,9 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 template <class T, bool kWhole, class Key>
 __device__ void sample_columns(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  wait_for_previous();
-  const Noise<Key> noise = noise_of<Key>(p);
+  const Launches launches(p);
+  wait_for_previous(false);
+  const Noise<Key> noise = noise_of<Key>(p, launches);
   const long long columns_a_block = blockDim.x / p.lanes, blocks = (p.columns + columns_a_block - 1) / columns_a_block;
   const long long chunk = quotient(blockIdx.x, blocks);
   const long long column = (blockIdx.x - chunk * blocks) * columns_a_block + threadIdx.x / p.lanes;
@@ -130,8 +120,9 @@ __device__ void with_dtype(DType dtype, Visit&& visit) {
 
 // A thread has one group of one column. Of any dtype, as the arithmetic is float64's.
 __device__ inline void sample_truncated(const SampleNormalParams& p) {
-  wait_for_previous();
-  const Noise<SeedKey> noise = noise_of<SeedKey>(p);
+  const Launches launches(p);
+  wait_for_previous(false);
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p, launches);
   const long long count = p.end_group - p.group, fast = p.along_columns ? count : p.columns;
   const long long slow = quotient(thread_index(), fast), rest = thread_index() - slow * fast;
   const long long column = p.along_columns ? slow : rest, group = p.group + (p.along_columns ? rest : slow);
@@ -196,11 +187,6 @@ CUOPS_KERNEL(1, truncated, sample_truncated)
 // For speed, with the key from the host.
 #if CUOPS_TUNED >= 80
 CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, HostKey>)
-CUOPS_KERNEL(8, f32_rows_1_host, sample_rows<float, 1, false, HostKey>)
-CUOPS_KERNEL(8, f32_rows_2, sample_rows<float, 2, false, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, f32_rows_4, sample_rows<float, 4, false, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, f16_rows_4, sample_rows<__half, 4, false, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, bf16_rows_4, sample_rows<__nv_bfloat16, 4, false, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
 CUOPS_KERNEL(kRows4Blocks, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
 CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)

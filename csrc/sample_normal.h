@@ -10,6 +10,12 @@ constexpr int kReplaysParts = 32, kReplaysApart = 8;
 
 constexpr int kSampleThreads = 128;  // of a block
 constexpr int kRows4Blocks = 7;      // that a multiprocessor runs at a time, of four columns a thread
+constexpr int kTileThreads = 256;    // of a block of sample_tiles
+
+// Quotients of numbers below 2^31.
+struct Divider {
+  unsigned divisor, multiplier, shift;
+};
 
 struct SampleNormalParams {
   void* samples;      // (batch, num_samples, dim), or (batch, dim, num_samples); in the backward, their gradients
@@ -26,7 +32,7 @@ struct SampleNormalParams {
   long long group, end_group;        // the groups of four samples that it has part in; a group of antithetic ones makes eight
   long long whole_group, end_whole;  // those that are all in it; none where samples are antithetic
   double sigma_value;
-  long long step;     // groups that a thread takes in turn
+  long long step;     // groups that a thread takes in turn; in sample_tiles it takes one of so many
   unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two
   unsigned keys[20];  // the key schedule of `seed`, for kernels without `state`
   DType dtype;        // of the samples
@@ -35,7 +41,9 @@ struct SampleNormalParams {
   bool mu_wide, sigma_wide;  // in the dtype of the arithmetic, where the samples have 16 bits
   bool shared, antithetic;
   bool along_columns;
+  unsigned replays_shift;  // of the blocks that share a counter of replays, as a power of two
+  Divider lines, tiles;    // threads for a group of samples of all columns, and of those of one distribution's row
 };
-static_assert(sizeof(SampleNormalParams) == 264, "host and device must agree on the layout");
+static_assert(sizeof(SampleNormalParams) == 296, "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -7,17 +7,27 @@
 namespace cuops {
 namespace {
 
-Kernel& kernel_for(DType dtype, bool along_columns) {
+enum Variant { kRows1, kRows4, kColumns };
+
+Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][2];  // for the life of the process
+    Kernel* at[4][3];  // for the life of the process
     Table() {
+      constexpr const char* suffixes[] = {"_rows_1", "_rows_4", "_columns"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int c : {0, 1})
-          at[t][c] = new Kernel("sample_normal_bwd", std::string("sample_normal_bwd_") + name_of(t) + (c ? "_columns" : "_rows"));
+        for (int v = kRows1; v <= kColumns; ++v)
+          at[t][v] = new Kernel("sample_normal_bwd", std::string("sample_normal_bwd_") + name_of(t) + suffixes[v]);
     }
   };
   static const Table table;
-  return *table.at[dtype][along_columns];
+  return *table.at[dtype][variant];
+}
+
+// Vectors of four columns a thread, where rows have whole ones and the host knows the seed.
+Variant variant_for(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
+  if (p.along_columns) return kColumns;
+  const bool whole = p.dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (4 * size_of(dtype)) == 0;
+  return whole && hw.tuned >= 80 && dtype != kFloat64 && p.state == nullptr ? kRows4 : kRows1;
 }
 
 // In how many chunks of the samples the backward adds up such gradients.
@@ -26,7 +36,8 @@ int64_t sample_normal_bwd_chunks(TensorView grad, int64_t start, int64_t sample_
   if (p.columns == 0) return 0;
   const Hardware& hw = hardware("sample_normal_bwd", grad.device().device_id);
   const std::int64_t lanes = p.along_columns ? kSampleThreads : 1, groups = p.end_group - p.group;
-  const std::int64_t wanted = divide_up(std::int64_t{hw.multiprocessors} * 2048, p.columns * lanes);
+  const std::int64_t at_once = variant_for(p, dtype_of(grad, "grad"), hw) == kRows4 ? 4 * kRows4Blocks * kSampleThreads : 2048;
+  const std::int64_t wanted = divide_up(hw.multiprocessors * at_once, p.columns * lanes);
   return divide_up(groups, std::max<std::int64_t>(divide_up(groups, wanted), 8 * lanes));
 }
 
@@ -46,9 +57,9 @@ void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state
   p.step = divide_up(p.end_group - p.group, chunks);
   const int device = grad.device().device_id;
   const ContextGuard context(device);
-  const std::int64_t lines = chunks * p.columns;
-  const unsigned blocks = p.along_columns ? sample_blocks(lines * kSampleThreads) : sample_blocks(lines);
-  launch(kernel_for(dtype, p.along_columns), device, current_stream(grad.device()), {blocks, kSampleThreads}, &p);
+  const Variant variant = variant_for(p, dtype, hardware("sample_normal_bwd", device));
+  const std::int64_t threads = chunks * p.columns * (variant == kColumns ? kSampleThreads : 1) / (variant == kRows4 ? 4 : 1);
+  launch(kernel_for(dtype, variant), device, current_stream(grad.device()), {sample_blocks(threads), kSampleThreads}, &p);
 }
 
 }  // namespace

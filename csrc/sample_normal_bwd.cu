@@ -1,50 +1,67 @@
 // The gradient of normal samples: sums of dx and of dx z over the samples of each column, z being drawn again.
 #include "device/distribution.cuh"
 #include "device/reduce.cuh"
+#include "device/tuned.cuh"
 
 namespace cuops {
 
-// Gradients along rows: a thread has a column, and walks over groups of samples.
-template <class T>
+// Gradients along rows: a thread has kWidth neighbouring columns, and walks over groups of samples. dim is a multiple of kWidth.
+template <class T, int kWidth, class Key>
 __device__ void sum_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
-  const long long chunk = quotient(thread_index(), p.columns), column = thread_index() - chunk * p.columns;
+  const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
+  const long long column = (thread_index() - chunk * tiles) * kWidth;
   long long group = p.group + chunk * p.step;
   const long long end = min(group + p.step, p.end_group);
   if (group >= end) return;
-  const Noise<SeedKey> noise = noise_of<SeedKey>(p);
-  const long long batch = quotient(column, p.dim);
+  const Noise<Key> noise = noise_of<Key>(p, Launches(p));
+  const long long batch = p.columns == p.dim ? 0 : quotient(column, p.dim);
   const T* const grad = static_cast<const T*>(p.samples) + batch * p.num_samples * p.dim + (column - batch * p.dim);
   const long long numbered = p.shared ? 0 : p.first_column + column;
-  Acc dmu = 0, dsigma = 0;
+  const unsigned distinct = p.shared ? 0 : 1;
+  const T* at = grad + (group * 4 - p.start) * p.dim;
+  Acc dmu[kWidth] = {}, dsigma[kWidth] = {};
 #pragma unroll 1
-  for (; group < end; ++group) {
-    Pack<Acc, 4> g;
+  for (; group < end; ++group, at += 4 * p.dim) {
+    Pack<T, kWidth> g[4];
     const bool whole = group >= p.whole_group && group < p.end_whole;
-    const T* const at = grad + (group * 4 - p.start) * p.dim;
     if (whole) {  // on their way while the noise is drawn
 #pragma unroll
-      for (int i = 0; i < 4; ++i) g.at[i] = convert<Acc>(at[i * p.dim]);
+      for (int i = 0; i < 4; ++i) g[i] = load_pack<T, kWidth>(at + i * p.dim);
     }
-    Pack<Acc, 4> z[1] = {
-        normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), noise.top(group, numbered))};
+    const unsigned top = noise.top(group, numbered);
+    Pack<Acc, 4> z[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      z[j] = normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered) + j * distinct, top);
+    }
     if (whole) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dmu += g.at[i];
-        dsigma = fma(g.at[i], z[0].at[i], dsigma);
+        const Pack<Acc, kWidth> dx = convert<Acc>(g[i]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          dmu[j] += dx.at[j];
+          dsigma[j] = fma(dx.at[j], z[j].at[i], dsigma[j]);
+        }
       }
     } else {
       for_each_sample(p, group, z, [&](bool mirrored, long long n) {
-        const Acc dx = convert<Acc>(grad[n * p.dim]);
-        dmu += dx;
-        dsigma = fma(dx, mirrored ? -z[0].at[0] : z[0].at[0], dsigma);
+        const Pack<Acc, kWidth> dx = convert<Acc>(load_pack<T, kWidth>(grad + n * p.dim));
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          dmu[j] += dx.at[j];
+          dsigma[j] = fma(dx.at[j], mirrored ? -z[j].at[0] : z[j].at[0], dsigma[j]);
+        }
       });
     }
   }
-  Acc* const partial = static_cast<Acc*>(p.partial) + chunk * 2 * p.columns;
-  partial[column] = dmu;
-  partial[p.columns + column] = dsigma;
+  Acc* const partial = static_cast<Acc*>(p.partial) + chunk * 2 * p.columns + column;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    partial[j] = dmu[j];
+    partial[p.columns + j] = dsigma[j];
+  }
 }
 
 // Gradients along columns: a block has a chunk of a column.
@@ -54,7 +71,7 @@ __device__ void sum_columns(const SampleNormalParams& p) {
   CUOPS_TEAM(Acc, 2, team);
   const long long chunk = blockIdx.x / p.columns, column = blockIdx.x - chunk * p.columns;
   const long long first = p.group + chunk * p.step, end = min(first + p.step, p.end_group);
-  const Noise<SeedKey> noise = noise_of<SeedKey>(p);
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p, Launches(p));
   const T* const grad = static_cast<const T*>(p.samples) + column * p.num_samples;
   const long long numbered = p.shared ? 0 : p.first_column + column;
   Acc sums[2] = {};
@@ -84,16 +101,25 @@ __device__ void sum_columns(const SampleNormalParams& p) {
 
 }  // namespace cuops
 
-#define CUOPS_KERNELS(T, name)                                          \
-  extern "C" __global__ void __launch_bounds__(cuops::kSampleThreads)   \
-      sample_normal_bwd_##name##_rows(cuops::SampleNormalParams p) {    \
-    cuops::sum_rows<T>(p);                                              \
-  }                                                                     \
-  extern "C" __global__ void __launch_bounds__(cuops::kSampleThreads)   \
-      sample_normal_bwd_##name##_columns(cuops::SampleNormalParams p) { \
-    cuops::sum_columns<T>(p);                                           \
+#define CUOPS_KERNEL(name, ...)                                                                                               \
+  extern "C" __global__ void __launch_bounds__(cuops::kSampleThreads) sample_normal_bwd_##name(cuops::SampleNormalParams p) { \
+    cuops::__VA_ARGS__(p);                                                                                                    \
   }
-CUOPS_KERNELS(double, f64)
-CUOPS_KERNELS(float, f32)
-CUOPS_KERNELS(__half, f16)
-CUOPS_KERNELS(__nv_bfloat16, bf16)
+using cuops::HostKey;
+using cuops::SeedKey;
+
+// For any call.
+#define CUOPS_ANY(T, name)                             \
+  CUOPS_KERNEL(name##_rows_1, sum_rows<T, 1, SeedKey>) \
+  CUOPS_KERNEL(name##_columns, sum_columns<T>)
+CUOPS_ANY(double, f64)
+CUOPS_ANY(float, f32)
+CUOPS_ANY(__half, f16)
+CUOPS_ANY(__nv_bfloat16, bf16)
+
+// For speed, with the key from the host.
+#if CUOPS_TUNED >= 80
+CUOPS_KERNEL(f32_rows_4, sum_rows<float, 4, HostKey>)
+CUOPS_KERNEL(f16_rows_4, sum_rows<__half, 4, HostKey>)
+CUOPS_KERNEL(bf16_rows_4, sum_rows<__nv_bfloat16, 4, HostKey>)
+#endif

@@ -4,14 +4,14 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows1Host, kRows2, kRows4, kRows4State, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
+enum Variant { kRows1, kRows2, kRows4State, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][9];  // for the life of the process
+    Kernel* at[4][7];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1",        "_rows_1_host",   "_rows_2",  "_rows_4",       "_rows_4_state",
-                                          "_rows_4_shared", "_spread_shared", "_columns", "_columns_whole"};
+      constexpr const char* suffixes[] = {"_rows_1",        "_rows_2",  "_rows_4_state", "_rows_4_shared",
+                                          "_spread_shared", "_columns", "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
@@ -24,12 +24,6 @@ Kernel& kernel_for(DType dtype, Variant variant) {
 // Enough turns a thread that its preparations do not count, as long as one wave of threads fills the GPU.
 std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most, const Hardware& hw) {
   return std::clamp<std::int64_t>(divide_up(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
-}
-
-void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p) {
-  LaunchShape shape{sample_blocks(threads), kSampleThreads};
-  shape.overlaps = true;
-  launch(kernel, device, stream, shape, p);
 }
 
 void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
@@ -52,6 +46,7 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
 }
 
 void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
+  if (wide && launch_tiles(p, dtype, device, stream, hw)) return;
   const std::int64_t groups = p.end_group - p.group;
   const int size = size_of(dtype);
   auto fits = [&](int width) { return p.dim % width == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (width * size) == 0; };
@@ -61,29 +56,31 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   if (newer && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
     variant = kRows4State;
     width = 4;
-  } else if (tuned && dtype != kFloat64 && fits(4) && (newer || dtype != kFloat16 || !p.shared)) {
-    variant = p.shared ? kRows4Shared : kRows4;
+  } else if (tuned && p.shared && dtype != kFloat64 && fits(4) && (newer || dtype != kFloat16)) {
+    variant = kRows4Shared;
     width = 4;
   } else if (newer && tuned && p.shared && size >= 4 && p.columns == p.dim) {
     variant = kSpreadShared;
     width = 4;
-  } else if (tuned && size >= 4 && fits(2)) {
+  } else if (tuned && dtype == kFloat64 && fits(2)) {
     variant = kRows2;
     width = 2;
-  } else if (tuned && dtype == kFloat32) {
-    variant = kRows1Host;
   }
   const std::int64_t lines = divide_up(p.columns, width);
   // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
   const int most = variant == kSpreadShared ? size / 4 : variant == kRows4Shared && size == 4 ? 2 : 32;
   p.step = step_for(groups, lines, most, hw);
-  // Four columns take longer to compute than to write, and a part of a wave of threads as long as a whole one: two waves.
-  const std::int64_t wave = std::int64_t{hw.multiprocessors} * kRows4Blocks * kSampleThreads;
-  if (variant == kRows4 && groups * lines >= 4 * wave) p.step = divide_up(groups, std::max<std::int64_t>(2 * wave / lines, 1));
   launch_threads(kernel_for(dtype, variant), lines * divide_up(groups, p.step), device, stream, &p);
 }
 
 }  // namespace
+
+void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p, int threads_a_block) {
+  LaunchShape shape{sample_blocks(threads, threads_a_block), static_cast<unsigned>(threads_a_block)};
+  p->replays_shift = static_cast<unsigned>(log2_up(divide_up(shape.blocks, kReplaysParts)));
+  shape.overlaps = true;
+  launch(kernel, device, stream, shape, p);
+}
 
 void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream) {
   if (p.low != nullptr) return launch_truncated(p, device, stream);

@@ -31,9 +31,23 @@ bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p,
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-unsigned sample_blocks(std::int64_t threads);
+// The least power of two that is at least n.
+inline int log2_up(std::int64_t n) {
+  int power = 0;
+  while (std::int64_t{1} << power < n) ++power;
+  return power;
+}
+
+unsigned sample_blocks(std::int64_t threads, int threads_a_block = kSampleThreads);
 
 // Draws: all parameters are set but for those that say which thread has what.
 void launch_fwd(SampleNormalParams& p, DType dtype, int device, CUstream stream);
+
+// By sample_tiles, if it can: whether it did.
+bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream stream, const Hardware& hw);
+
+// Launches that overlap, and count their blocks where they count replays.
+void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p,
+                    int threads_a_block = kSampleThreads);
 
 }  // namespace cuops

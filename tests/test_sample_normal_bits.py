@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 
+import cuops
 import pytest
+import torch
 from cuops import _backend, _driver
 
 DRAWS = """
@@ -43,3 +45,48 @@ def test_every_backend_draws_the_bits_of_all():
             [sys.executable, "-c", DRAWS], env=environment, capture_output=True, text=True, check=False
         )
         assert run.stdout == DIGESTS, (name, run.stderr)
+
+
+def drawn(n, d, dtype, **options):
+    mu = torch.linspace(-1, 1, d, dtype=torch.float64).to(dtype).cuda()
+    sigma = torch.linspace(0.5, 2, d, dtype=torch.float64).to(dtype).cuda()
+    return cuops.sample_normal(mu, sigma, n, seed=5, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [4096, 4098, 4097, 4100, 110, 30, 7, 1])
+def test_every_grid_draws_the_same_numbers(d, dtype):
+    """Kernels have 1, 2 or 4 columns a thread, and grids that depend on the size of the draw."""
+    n = 45 * (1 << 20) // (dtype.itemsize * d) + 3  # large enough for the grids of large draws
+    x = drawn(n, d, dtype)
+    for start, count in ((0, 1), (1, 6), (n // 2, 64), (n - 9, 9)):
+        assert torch.equal(drawn(count, d, dtype, start=start), x[start : start + count])
+    assert torch.equal(drawn(n, d, dtype, sample_dim=-1), x.T)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 62), (5, 7), (2, 3, 12), (300, 2)], ids=str)
+def test_batches_draw_the_columns_of_one_row(shape):
+    mu = torch.zeros(shape, device="cuda")
+    x = cuops.sample_normal(mu, 1.0, 100, seed=5)
+    flat = cuops.sample_normal(mu.flatten(), 1.0, 100, seed=5)
+    assert torch.equal(x.movedim(-2, 0).flatten(1), flat)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 5, 1024, 40_000])
+@pytest.mark.parametrize("d", [3, 110, 256])
+def test_replays_count_on_in_any_grid(d, n):
+    mu, graph = torch.zeros(d, device="cuda"), torch.cuda.CUDAGraph()
+    cuops.sample_normal(mu, 1.0, n)
+    torch.manual_seed(11)
+    seeds = [torch.empty((), dtype=torch.int64).random_() for _ in range(2)]
+    torch.manual_seed(11)
+    with torch.cuda.graph(graph):
+        drawn = [cuops.sample_normal(mu, 1.0, n) for _ in seeds]
+    for replay in range(3):
+        graph.replay()
+        for seed, x in zip(seeds, drawn, strict=True):
+            state = torch.stack([seed, torch.tensor(replay)]).cuda()
+            assert torch.equal(x, cuops.sample_normal(mu, 1.0, n, seed=state))

@@ -1,6 +1,7 @@
 // What kernels that draw normal samples share: their parameters, and which numbers they draw.
 #pragma once
 
+#include "overlap.cuh"
 #include "philox.cuh"
 #include "sample_normal.h"
 
@@ -36,24 +37,36 @@ __device__ inline long long quotient(long long a, long long b) {
   return (a | b) >> 32 ? a / b : static_cast<unsigned>(a) / static_cast<unsigned>(b);
 }
 
-// How many launches were before this one, which count themselves by their blocks: all of a launch come before any of the next.
-// There are several counters, as thousands at one address would wait for each other.
-__device__ inline long long launches_before(long long* replays) {
-  __shared__ long long launches;
-  if (threadIdx.x == 0) {
-    const unsigned part = blockIdx.x % kReplaysParts, blocks = (gridDim.x + kReplaysParts - 1 - part) / kReplaysParts;
-    auto* const counter = reinterpret_cast<unsigned long long*>(replays + part * kReplaysApart);
-    launches = quotient(static_cast<long long>(atomicAdd(counter, 1ull)), blocks);
-  }
-  __syncthreads();
-  return launches;
-}
+__device__ inline unsigned quotient(unsigned a, const Divider& by) { return __umulhi(2 * a, by.multiplier) >> by.shift; }
 
-// Every thread of the grid must come here, before any leaves. In a CUDA graph, each launch moves on to the next stream.
+// How many launches were before this one, which count themselves by their blocks: all of a launch come before any of the next.
+// There are several counters, as thousands at one address would wait for each other. The first block of each counts for those
+// that would make a power of two. Asked when it is made, which is before anything else, as the answer takes long.
+struct Launches {
+  unsigned long long counted = 0;
+
+  __device__ explicit Launches(const SampleNormalParams& p) {
+    if (p.replays == nullptr || threadIdx.x != 0) return;
+    const unsigned part = blockIdx.x >> p.replays_shift, first = part << p.replays_shift, whole = 1u << p.replays_shift;
+    const unsigned missing = whole - min(whole, gridDim.x - first);
+    counted = atomicAdd(reinterpret_cast<unsigned long long*>(p.replays + part * kReplaysApart),
+                        1ull + (blockIdx.x == first ? missing : 0));
+  }
+  __device__ unsigned long long before(const SampleNormalParams& p) const {
+    __shared__ unsigned long long launches;
+    if (threadIdx.x == 0) launches = counted >> p.replays_shift;
+    __syncthreads();
+    return launches;
+  }
+};
+
+// Every thread of the grid must come here, before any leaves. In a CUDA graph, each launch moves on to the next stream. The kernel
+// after this one may come from here on: it is the next to count itself.
 template <class Key>
-__device__ Noise<Key> noise_of(const SampleNormalParams& p) {
+__device__ Noise<Key> noise_of(const SampleNormalParams& p, const Launches& launches) {
   unsigned long long seed = p.seed, stream = p.stream;
-  if (p.replays != nullptr) stream += launches_before(p.replays);
+  if (p.replays != nullptr) stream += launches.before(p);
+  launch_dependents();
   if (!kSame<Key, HostKey> && p.state != nullptr) {
     seed = p.state[0];
     stream = p.state_has_stream ? p.state[1] : 0;

@@ -99,6 +99,27 @@ __device__ void store(Pack<T, kWidth>* to, const Pack<T, kWidth>& v) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&v);
 }
 
+// Neighbours of any number, likewise, as wide as can be.
+template <class T, int kWidth>
+using Word = Select<sizeof(T) * kWidth % 16 == 0, uint4,
+                    Select<sizeof(T) * kWidth == 8, uint2, Select<sizeof(T) * kWidth == 4, unsigned, unsigned short>>>;
+template <class T, int kWidth>
+__device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(v) / sizeof(Word<T, kWidth>)); ++i) {
+    static_cast<Word<T, kWidth>*>(to)[i] = reinterpret_cast<const Word<T, kWidth>*>(&v)[i];
+  }
+}
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> load_pack(const void* from) {
+  Pack<T, kWidth> v;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(v) / sizeof(Word<T, kWidth>)); ++i) {
+    reinterpret_cast<Word<T, kWidth>*>(&v)[i] = static_cast<const Word<T, kWidth>*>(from)[i];
+  }
+  return v;
+}
+
 // The same bits, of which the compiler knows nothing, as it does not know that `zero` is 0: converting again is cheaper than
 // registers that keep what was converted.
 __device__ inline uint4 forgotten(const uint4& v, unsigned zero) { return {v.x ^ zero, v.y ^ zero, v.z ^ zero, v.w ^ zero}; }

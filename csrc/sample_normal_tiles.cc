@@ -1,0 +1,80 @@
+// By how many threads, of how many columns each, sample_tiles draws.
+#include "sample_normal_params.h"
+
+namespace cuops {
+namespace {
+
+enum Tile { kOne, kTwo, kFour, kFourHalves };
+
+Kernel& kernel_for(DType dtype, Tile tile) {
+  struct Table {
+    Kernel* at[4][4];  // for the life of the process
+    Table() {
+      constexpr const char* suffixes[] = {"_tiles_1", "_tiles_2", "_tiles_4", "_tiles_4_halves"};
+      for (DType t : {kFloat32, kFloat16, kBFloat16})
+        for (int v = kOne; v <= kFourHalves; ++v)
+          at[t][v] = new Kernel("sample_normal_tiles", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][tile];
+}
+
+Divider divider_of(std::int64_t divisor) {
+  const unsigned shift = static_cast<unsigned>(log2_up(divisor));
+  const std::int64_t multiplier = divide_up(std::int64_t{1} << (31 + shift), divisor);
+  return {static_cast<unsigned>(divisor), static_cast<unsigned>(multiplier), shift};
+}
+
+// How many threads share the groups of a tile: so many that the multiprocessor with most blocks has least to do, its preparations
+// counting for a third of a group. More blocks, with less to wait for at the end, may take 1/48 longer by this measure.
+std::int64_t share_groups(std::int64_t groups, std::int64_t tiles, std::int64_t multiprocessors) {
+  std::int64_t best = 0, least = INT64_MAX;
+  for (int blocks = 8; blocks >= 2; blocks -= 2) {  // two at a time fill one
+    const std::int64_t share = std::clamp<std::int64_t>(blocks * multiprocessors * kTileThreads / tiles, 1, groups);
+    const std::int64_t busiest = divide_up(divide_up(share * tiles, kTileThreads), multiprocessors);
+    const std::int64_t turns = busiest * (3 * divide_up(groups, share) + 1);
+    if (turns < least - least / 48) {
+      best = share;
+      least = turns;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream stream, const Hardware& hw) {
+  const std::int64_t groups = p.end_group - p.group, size = size_of(dtype), bytes = p.columns * p.num_samples * size;
+  const std::int64_t last = p.first_column + p.columns - 1, most = std::int64_t{1} << 30;
+  if (p.state != nullptr || p.shared || dtype == kFloat64 || groups > most || p.columns > most || last >> 32 != 0 ||
+      p.group >> 32 != (p.end_group - 1) >> 32) {
+    return false;
+  }
+  const auto at = reinterpret_cast<std::uintptr_t>(p.samples);
+  auto fits = [&](int width) { return p.dim % width == 0 && at % (width * size) == 0; };
+  // Few numbers are drawn sooner by more threads. Rows that share 32 bytes with their neighbours are to be written at about the
+  // same time, before they leave the cache: by many blocks, one after the other.
+  const bool few = p.columns * groups < std::int64_t{hw.multiprocessors} * 2 * kTileThreads * 4;
+  const bool ragged = bytes >= 32 << 20 && (p.dim * size % 32 != 0 || at % 32 != 0);
+  Tile tile = kOne;
+  int width = 1;
+  if (fits(4) && !(few && dtype == kFloat32)) {
+    tile = kFour;
+    width = 4;
+  } else if (fits(2)) {
+    const bool halves = ragged || dtype != kFloat32;
+    tile = halves ? kFourHalves : kTwo;
+    width = halves ? 4 : 2;
+  }
+  const std::int64_t row = divide_up(p.dim, width), tiles = p.columns / p.dim * row;
+  p.step = ragged ? divide_up(groups, std::min<std::int64_t>(groups, width == 4 ? 16 : 32))
+                  : share_groups(groups, tiles, hw.multiprocessors);
+  if (p.step * tiles > most) return false;
+  p.lines = divider_of(tiles);
+  p.tiles = divider_of(row);
+  launch_threads(kernel_for(dtype, tile), p.step * tiles, device, stream, &p, kTileThreads);
+  return true;
+}
+
+}  // namespace cuops
