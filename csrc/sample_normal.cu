@@ -193,7 +193,6 @@ CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
 CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
 #endif
 #if CUOPS_TUNED >= 90
-CUOPS_KERNEL(kRows4Blocks, f32_rows_4_state, sample_rows<float, 4, false, SeedKey>)
 CUOPS_KERNEL(kRows4Blocks, f16_rows_4_shared, sample_rows<__half, 4, true, HostKey>)
 CUOPS_KERNEL(1, f64_spread_shared, sample_rows<double, 4, true, HostKey, true>)
 CUOPS_KERNEL(kRows4Blocks, f32_spread_shared, sample_rows<float, 4, true, HostKey, true>)

@@ -4,14 +4,13 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows2, kRows4State, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
+enum Variant { kRows1, kRows2, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][7];  // for the life of the process
+    Kernel* at[4][6];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1",        "_rows_2",  "_rows_4_state", "_rows_4_shared",
-                                          "_spread_shared", "_columns", "_columns_whole"};
+      constexpr const char* suffixes[] = {"_rows_1", "_rows_2", "_rows_4_shared", "_spread_shared", "_columns", "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
@@ -53,10 +52,7 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   Variant variant = kRows1;
   int width = 1;
   const bool tuned = wide && p.state == nullptr, newer = hw.tuned >= 90;
-  if (newer && p.state != nullptr && dtype == kFloat32 && fits(4) && !p.shared) {
-    variant = kRows4State;
-    width = 4;
-  } else if (tuned && p.shared && dtype != kFloat64 && fits(4) && (newer || dtype != kFloat16)) {
+  if (tuned && p.shared && dtype != kFloat64 && fits(4) && (newer || dtype != kFloat16)) {
     variant = kRows4Shared;
     width = 4;
   } else if (newer && tuned && p.shared && size >= 4 && p.columns == p.dim) {

@@ -4,15 +4,16 @@
 namespace cuops {
 namespace {
 
-enum Tile { kOne, kTwo, kFour, kFourHalves };
+enum Tile { kOne, kTwo, kFour, kFourHalves, kTwoState, kFourState };
 
 Kernel& kernel_for(DType dtype, Tile tile) {
   struct Table {
-    Kernel* at[4][4];  // for the life of the process
+    Kernel* at[4][6] = {};  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_tiles_1", "_tiles_2", "_tiles_4", "_tiles_4_halves"};
+      constexpr const char* suffixes[] = {"_tiles_1",        "_tiles_2",       "_tiles_4",
+                                          "_tiles_4_halves", "_tiles_2_state", "_tiles_4_state"};
       for (DType t : {kFloat32, kFloat16, kBFloat16})
-        for (int v = kOne; v <= kFourHalves; ++v)
+        for (int v = kOne; v <= kFourState; ++v)
           at[t][v] = new Kernel("sample_normal_tiles", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
     }
   };
@@ -47,8 +48,9 @@ std::int64_t share_groups(std::int64_t groups, std::int64_t tiles, std::int64_t 
 bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream stream, const Hardware& hw) {
   const std::int64_t groups = p.end_group - p.group, size = size_of(dtype), bytes = p.columns * p.num_samples * size;
   const std::int64_t last = p.first_column + p.columns - 1, most = std::int64_t{1} << 30;
-  if (p.state != nullptr || p.shared || dtype == kFloat64 || groups > most || p.columns > most || last >> 32 != 0 ||
-      p.group >> 32 != (p.end_group - 1) >> 32) {
+  const bool state = p.state != nullptr;
+  if ((state && (dtype != kFloat32 || hw.tuned < 90)) || p.shared || dtype == kFloat64 || groups > most || p.columns > most ||
+      last >> 32 != 0 || p.group >> 32 != (p.end_group - 1) >> 32) {
     return false;
   }
   const auto at = reinterpret_cast<std::uintptr_t>(p.samples);
@@ -60,12 +62,14 @@ bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream strea
   Tile tile = kOne;
   int width = 1;
   if (fits(4) && !(few && dtype == kFloat32)) {
-    tile = kFour;
+    tile = state ? kFourState : kFour;
     width = 4;
   } else if (fits(2)) {
-    const bool halves = ragged || dtype != kFloat32;
-    tile = halves ? kFourHalves : kTwo;
+    const bool halves = !state && (ragged || dtype != kFloat32);
+    tile = state ? kTwoState : halves ? kFourHalves : kTwo;
     width = halves ? 4 : 2;
+  } else if (state) {
+    return false;
   }
   const std::int64_t row = divide_up(p.dim, width), tiles = p.columns / p.dim * row;
   p.step = ragged ? divide_up(groups, std::min<std::int64_t>(groups, width == 4 ? 16 : 32))

@@ -1,4 +1,4 @@
-// Normal samples along rows, for speed: no noise that is shared, and the seed from the host.
+// Normal samples along rows, for speed: no noise that is shared, and for float32 a seed from the device too.
 #include "device/distribution.cuh"
 #include "device/tuned.cuh"
 
@@ -6,7 +6,7 @@ namespace cuops {
 
 // A thread has kWidth neighbouring columns, which leave in vectors of kVector, and one of every
 // p.step groups of samples. Numbers are of 32 bits: what is above them in the counters is the same in all of the draw.
-template <class T, int kWidth, int kVector>
+template <class T, int kWidth, int kVector, class Key = HostKey>
 __device__ void sample_tiles(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
   const Launches launches(p);
@@ -22,7 +22,7 @@ __device__ void sample_tiles(const SampleNormalParams& p) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j)
     of[j] = Distribution<T>(p, kVector == kWidth ? first + j : min(first + j, batch * dim + dim - 1));
-  const Noise<HostKey> noise = noise_of<HostKey>(p, launches);
+  const Noise<Key> noise = noise_of<Key>(p, launches);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) of[j].check();
   const unsigned step = static_cast<unsigned>(p.step), numbered = static_cast<unsigned>(p.first_column) + first;
@@ -77,6 +77,10 @@ CUOPS_TILES(3, f16_tiles_4_halves, __half, 4, 2)
 CUOPS_TILES(4, bf16_tiles_1, __nv_bfloat16, 1, 1)
 CUOPS_TILES(3, bf16_tiles_4, __nv_bfloat16, 4, 4)
 CUOPS_TILES(3, bf16_tiles_4_halves, __nv_bfloat16, 4, 2)
+#if CUOPS_TUNED >= 90
+CUOPS_TILES(4, f32_tiles_2_state, float, 2, 2, cuops::SeedKey)
+CUOPS_TILES(2, f32_tiles_4_state, float, 4, 4, cuops::SeedKey)
+#endif
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void sample_normal_tiles_none() {}
 #endif
