@@ -53,6 +53,8 @@ struct RmsNormBwdParams {
   RmsNormScalars<double> float64;
   RmsNormScalars<float> float32;
   bool weight_wide;
+  bool finds_results;                // what dweight and dbias point to, rather than partial sums
+  DType dweight_dtype, dbias_dtype;  // of the results
 };
 static_assert(sizeof(RmsNormBwdParams) == 240, "host and device must agree on the layout");
 

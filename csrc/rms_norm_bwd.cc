@@ -1,158 +1,18 @@
-// The gradient of RMSNorm on the host: checks, the choice of a kernel, the launches.
+// The gradient of RMSNorm on the host: checks and launches.
 #include <tvm/ffi/function.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "host/error.h"
 #include "host/kernel.h"
 #include "host/tensor.h"
 #include "rms_norm.h"
+#include "rms_norm_bwd_plan.h"
 
 namespace cuops {
 namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
-// Which kernel: of the common case, several rows a block or several blocks a row (rms_norm_bwd_held.cu); of all others; and the two
-// for any GPU (rms_norm_bwd_any.cu).
-enum Variant { kHeld, kWide, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors };
-
-Kernel& bwd_kernel(DType dtype, Variant variant) {
-  struct Table {
-    Kernel* at[4][7];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_held",         "_wide",        "_general",        "_rows_any",
-                                          "_rows_vectors", "_columns_any", "_columns_vectors"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (Variant v : {kHeld, kWide, kGeneral, kRowsAny, kRowsVectors, kColumnsAny, kColumnsVectors})
-          at[t][v] = new Kernel(v < kGeneral   ? "rms_norm_bwd_held"
-                                : v < kRowsAny ? "rms_norm_bwd"
-                                               : "rms_norm_bwd_any",
-                                std::string("rms_norm_bwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][variant];
-}
-
-// How a gradient is computed; the constants are those of the instances. Blocks stay until all rows are done.
-struct Plan {
-  Variant variant;
-  std::int64_t partial_rows;  // of sums for dweight and dbias
-  LaunchShape shape;
-};
-
-// So many rows side by side in a block of up to `threads`: fewer where the multiprocessors have fewer rows each. Whole warps.
-unsigned side_by_side(std::int64_t rows, unsigned block_x, unsigned threads, const Hardware& hw) {
-  const unsigned in_warp = std::max(32 / block_x, 1u);
-  const std::int64_t each = (rows + hw.multiprocessors - 1) / hw.multiprocessors;
-  return static_cast<unsigned>(std::min<std::int64_t>(threads / block_x, (each + in_warp - 1) / in_warp * in_warp));
-}
-
-// The common case: 4 vectors a thread.
-Plan plan_common(std::int64_t rows, std::int64_t packs, std::int64_t n, DType dtype, int device, const Hardware& hw) {
-  LaunchShape shape{0, 1, 1, 1, 0, true};
-  const Variant variant = packs <= 768 ? kHeld : kWide;
-  std::int64_t at_once = hw.multiprocessors;
-  if (variant == kHeld) {
-    while (shape.block_x < 32 && shape.block_x * 4 < packs) shape.block_x *= 2;
-    if (packs > 128) shape.block_x = threads_for(packs, 4);
-    shape.block_y = side_by_side(rows, shape.block_x, 384, hw);
-    const unsigned sums = shape.block_y / std::max(32 / shape.block_x, 1u);
-    shape.shared_bytes = sums > 1 ? sums * static_cast<unsigned>(n) * 4 : 0;
-  } else {
-    // More blocks than the row needs where rows are few.
-    while (packs > 2048 * shape.cluster ||
-           (hw.clusters && shape.cluster < 8 && packs > 512 * shape.cluster && 2 * rows * shape.cluster <= hw.multiprocessors)) {
-      shape.cluster *= 2;
-    }
-    shape.block_x = threads_for(packs, 4 * shape.cluster);
-    at_once = shape.cluster > 1      ? clusters_at_once(bwd_kernel(dtype, variant), device, shape)
-              : shape.block_x <= 256 ? 2 * at_once
-                                     : at_once;
-  }
-  const std::int64_t partial_rows = std::min(at_once, (rows + shape.block_y - 1) / shape.block_y);
-  shape.blocks = static_cast<unsigned>(partial_rows * shape.cluster);
-  return {variant, partial_rows, shape};
-}
-
-Plan plan_bwd(std::int64_t rows, std::int64_t n, DType dtype, bool aligned, bool common, int device) {
-  const Hardware& hw = hardware("rms_norm_bwd_any", device);
-  const unsigned width = 16 / size_of(dtype);
-  const std::int64_t packs = (n + width - 1) / width;
-  if (common && hw.tuned && packs <= 2048 * (hw.clusters ? 16 : 1)) return plan_common(rows, packs, n, dtype, device, hw);
-  const unsigned threads = 512, stages = 3, resident = 2;
-  const unsigned bytes = stages * 2 * resident * (threads + threads / 4) * 16 + threads * resident * width * 4;
-  const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
-  const std::int64_t most = static_cast<std::int64_t>(resident) * threads * (hw.clusters ? 16 : 1);
-  if (!hw.tuned || dtype == kFloat64 || static_cast<int>(bytes + own_bytes) > hw.shared_bytes || packs > most) {
-    const std::int64_t columns = aligned && dtype != kFloat64 ? packs : n;
-    const unsigned block = std::min(256u, threads_for(columns, 1));
-    const std::int64_t across = (columns + block - 1) / block;
-    const std::int64_t groups = std::max<std::int64_t>(1, std::min<std::int64_t>(rows, 8 * hw.multiprocessors / across));
-    return {columns == n ? kColumnsAny : kColumnsVectors, groups, {static_cast<unsigned>(across * groups), block, 1, 1, 0, true}};
-  }
-  LaunchShape shape{0, 4, 1, 1, bytes, true};
-  while (shape.block_x < 32 && shape.block_x * resident < packs) shape.block_x *= 2;
-  while (packs > static_cast<std::int64_t>(resident) * threads * shape.cluster) shape.cluster *= 2;
-  if (shape.block_x * resident < packs) shape.block_x = threads_for(packs, resident * shape.cluster);
-  if (shape.cluster == 1) shape.block_y = side_by_side(rows, shape.block_x, threads, hw);
-  const std::int64_t at_once =
-      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(bwd_kernel(dtype, kGeneral), device, shape);
-  const std::int64_t partial_rows = std::min(at_once, (rows + shape.block_y - 1) / shape.block_y);
-  shape.blocks = static_cast<unsigned>(partial_rows * shape.cluster);
-  return {kGeneral, partial_rows, shape};
-}
-
-// For the first of two kernels: a block a row, or several where rows are few.
-LaunchShape rows_shape(const std::int64_t rows, std::int64_t n, int device) {
-  const Hardware& hw = hardware("rms_norm_bwd_any", device);
-  const unsigned threads = n > 32768 ? 512 : n > 2048 ? 256 : 128;
-  unsigned cluster = 1;
-  while (hw.clusters && cluster < 16 && threads * 16 * cluster < n && rows * cluster < 2 * hw.multiprocessors) cluster *= 2;
-  return {static_cast<unsigned>(rows) * cluster, threads, 1, cluster, 0, true};
-}
-
-struct Matrix {
-  std::int64_t rows, n;
-};
-Matrix matrix_of(TensorView h) {
-  expect_at_least_1d(h, "h");
-  const std::int64_t n = h.size(h.ndim() - 1);
-  return {n > 0 ? h.numel() / n : 0, n};
-}
-
-// Whether all rows, and the weight, may be read in vectors. Results are contiguous.
-bool is_aligned(const Matrix& m, DType dtype, std::initializer_list<OptionalTensor> arrays, const OptionalTensor& weight) {
-  const int width = 16 / size_of(dtype);
-  bool aligned = m.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
-  for (const OptionalTensor& array : arrays) {
-    if (array.has_value()) aligned = aligned && vectors_fit(rows_of(*array, "array"), width, dtype);
-  }
-  return aligned;
-}
-
-Plan plan_bwd(const Matrix& m, DType dtype, bool aligned, const OptionalTensor& weight, double weight_offset, bool bias,
-              int device) {
-  const bool common =
-      aligned && dtype != kFloat64 && weight.has_value() && dtype_of(*weight, "weight") == dtype && weight_offset == 0 && !bias;
-  return plan_bwd(m.rows, m.n, dtype, aligned, common, device);
-}
-
-std::int64_t scratch_of(const Plan& plan, const Matrix& m, bool weight, bool bias) {
-  return plan.partial_rows * m.n * (weight + bias) + (plan.variant >= kColumnsAny ? 3 * m.rows : 0);
-}
-
-// How many elements of scratch the gradient needs, in the dtype of the sums.
-int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias,
-                             double weight_offset) {
-  const Matrix m = matrix_of(h);
-  const DType dtype = dtype_of(h, "h");
-  const bool aligned = is_aligned(m, dtype, {h, dy, dh}, weight);
-  const Plan plan = plan_bwd(m, dtype, aligned, weight, weight_offset, bias, h.device().device_id);
-  return scratch_of(plan, m, weight.has_value(), bias);
-}
 
 Rows single_stride(TensorView t, const char* name) {
   const Rows rows = rows_of(t, name);
@@ -161,30 +21,63 @@ Rows single_stride(TensorView t, const char* name) {
   return rows;
 }
 
-void sum_rows(TensorView sum, const char* name, const char* partial, std::int64_t rows, std::int64_t n, DType sums,
+// What the choice of a kernel depends on. The results are contiguous.
+RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, double weight_offset,
+                             bool bias) {
+  expect_at_least_1d(h, "h");
+  RmsNormBwdProblem problem{};
+  problem.n = h.size(h.ndim() - 1);
+  problem.rows = problem.n > 0 ? h.numel() / problem.n : 0;
+  problem.dtype = dtype_of(h, "h");
+  const int width = 16 / size_of(problem.dtype);
+  bool aligned = problem.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
+  bool together = true;  // they start as the result does
+  for (const OptionalTensor& array : {OptionalTensor(h), OptionalTensor(dy), dh}) {
+    if (!array.has_value()) continue;
+    const Rows rows = rows_of(*array, "array");
+    aligned = aligned && vectors_fit(rows, width, problem.dtype);
+    together = together && aligned16(rows.data) && (problem.rows == 1 || (rows.stride - problem.n) % width == 0);
+  }
+  problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
+  problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !bias &&
+                   problem.dtype != kFloat64;
+  return problem;
+}
+
+std::int64_t scratch_of(const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, bool weight, bool bias) {
+  const std::int64_t partial = plan.finds_results ? 0 : plan.partial_rows * ((problem.n + 3) / 4 * 4);
+  return partial * (weight + bias) + (plan.kernel >= kColumnsAny ? 3 * problem.rows : 0);
+}
+
+// How many elements of scratch the gradient needs, in the dtype of the sums.
+int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias,
+                             double weight_offset) {
+  const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, bias);
+  return scratch_of(plan_rms_norm_bwd(problem, h.device().device_id), problem, weight.has_value(), bias);
+}
+
+void sum_rows(void* sum, DType dtype, void* partial, const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, int device,
               CUstream stream) {
   static Kernel kernels[] = {{"rms_norm_bwd_any", "rms_norm_sum_rows_f64"}, {"rms_norm_bwd_any", "rms_norm_sum_rows_f32"}};
-  SumRowsParams p{partial, data_of(sum), rows, n, dtype_of(sum, name)};
-  unsigned side_by_side = 1;  // so that a thread adds up a few rows
-  while (side_by_side < 32 && 8 * side_by_side < rows) side_by_side *= 2;
-  LaunchShape shape{static_cast<unsigned>((n + 31) / 32), 32, side_by_side};
-  shape.overlaps = true;
-  launch(kernels[sums == kFloat64 ? 0 : 1], sum.device().device_id, stream, shape, &p);
+  SumRowsParams p{partial, sum, plan.partial_rows, problem.n, dtype};
+  launch(kernels[problem.dtype == kFloat64 ? 0 : 1], device, stream, sum_rows_shape(plan.partial_rows, problem.n), &p);
 }
 
 // Gradients on one GPU, from those for y and h (none: zero). `scratch` has as many elements as
 // rms_norm_bwd_scratch says. There is at least one row.
 void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, TensorView scratch, TensorView dy, OptionalTensor dh,
                   TensorView h, OptionalTensor weight, double eps, double weight_offset) {
-  const Matrix m = matrix_of(h);
-  const DType dtype = dtype_of(h, "h"), sums = accumulator_of(dtype);
+  const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dbias.has_value());
+  const DType dtype = problem.dtype, sums = accumulator_of(dtype);
   if (h.device().device_type != kDLCUDA) raise("ValueError", "h: expected an array on a CUDA device");
   RmsNormBwdParams p{};
-  p.rows = m.rows;
-  p.n = m.n;
-  set_scalars(&p, m.n, eps, weight_offset);
+  p.rows = problem.rows;
+  p.n = problem.n;
+  set_scalars(&p, problem.n, eps, weight_offset);
   expect_like(dx, "dx", h, dtype);
   expect_like(dy, "dy", h, dtype);
+  if (!dx.is_contiguous() || !aligned16(data_of(dx)))
+    raise("ValueError", "dx: expected a contiguous array at a multiple of 16 bytes");
   p.h = single_stride(h, "h");
   p.dy = single_stride(dy, "dy");
   p.dx = single_stride(dx, "dx");
@@ -197,33 +90,48 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
     p.weight = data_of(*weight);
   }
   const int device = h.device().device_id;
-  const bool aligned = is_aligned(m, dtype, {h, dy, dh, dx}, weight);
-  const Plan plan = plan_bwd(m, dtype, aligned, weight, weight_offset, dbias.has_value(), device);
-  const std::int64_t needed = scratch_of(plan, m, weight.has_value(), dbias.has_value());
+  const RmsNormBwdPlan plan = plan_rms_norm_bwd(problem, device);
+  const std::int64_t needed = scratch_of(plan, problem, weight.has_value(), dbias.has_value());
   if (dtype_of(scratch, "scratch") != sums || !scratch.is_contiguous() || scratch.numel() < needed) {
     raise("ValueError", "scratch: expected a contiguous array of " + std::to_string(needed) + " elements in the dtype of the sums");
   }
   expect_device(scratch, "scratch", h.device());
+
+  // Sums go to the results, or to rows of the scratch.
   char* free = data_of(scratch);
-  const std::int64_t bytes = plan.partial_rows * m.n * size_of(sums);
-  if (dweight.has_value()) {
-    expect_vector(*dweight, "dweight", h);
-    p.dweight = std::exchange(free, free + bytes);
+  const std::int64_t bytes = plan.partial_rows * ((problem.n + 3) / 4 * 4) * size_of(sums);
+  struct Sum {
+    void* result = nullptr;
+    DType dtype = kFloat32;
+    void* partial = nullptr;
+  } sums_of[2];
+  const std::pair<const OptionalTensor*, const char*> wanted[] = {{&dweight, "dweight"}, {&dbias, "dbias"}};
+  for (int k = 0; k < 2; ++k) {
+    const OptionalTensor& tensor = *wanted[k].first;
+    if (!tensor.has_value()) continue;
+    expect_vector(*tensor, wanted[k].second, h);
+    sums_of[k] = {data_of(*tensor), dtype_of(*tensor, wanted[k].second), data_of(*tensor)};
+    if (problem.common && sums_of[k].dtype != dtype) raise("TypeError", "dweight: expected the dtype of the weight");
+    if (plan.finds_results && !aligned16(sums_of[k].result)) raise("ValueError", "dweight: expected a multiple of 16 bytes");
+    if (!plan.finds_results) sums_of[k].partial = std::exchange(free, free + bytes);
   }
-  if (dbias.has_value()) {
-    expect_vector(*dbias, "dbias", h);
-    p.dbias = std::exchange(free, free + bytes);
-  }
+  p.dweight = sums_of[0].partial;
+  p.dbias = sums_of[1].partial;
+  p.dweight_dtype = sums_of[0].dtype;
+  p.dbias_dtype = sums_of[1].dtype;
+  p.finds_results = plan.finds_results;
   p.found = free;
+
   const ContextGuard context(device);
   const CUstream stream = current_stream(h.device());
-  if (plan.variant >= kColumnsAny) {
-    const Variant rows = plan.variant == kColumnsAny ? kRowsAny : kRowsVectors;
-    launch(bwd_kernel(dtype, rows), device, stream, rows_shape(m.rows, m.n, device), &p);
+  if (plan.kernel >= kColumnsAny) {
+    const RmsNormBwdKernel rows = plan.kernel == kColumnsAny ? kRowsAny : kRowsVectors;
+    launch(rms_norm_bwd_kernel(dtype, rows), device, stream, rms_norm_bwd_rows_shape(problem.rows, problem.n, device), &p);
   }
-  launch(bwd_kernel(dtype, plan.variant), device, stream, plan.shape, &p);
-  if (dweight.has_value()) sum_rows(*dweight, "dweight", static_cast<char*>(p.dweight), plan.partial_rows, m.n, sums, stream);
-  if (dbias.has_value()) sum_rows(*dbias, "dbias", static_cast<char*>(p.dbias), plan.partial_rows, m.n, sums, stream);
+  launch(rms_norm_bwd_kernel(dtype, plan.kernel), device, stream, plan.shape, &p);
+  for (const Sum& sum : sums_of) {
+    if (sum.result != sum.partial) sum_rows(sum.result, sum.dtype, sum.partial, plan, problem, device, stream);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The gradient of RMSNorm in two passes over h and dy, and the sums over rows that both ways end with.
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
+#include "device/row_sums.cuh"
 #include "device/weight.cuh"
 #include "rms_norm.h"
 
@@ -69,19 +70,20 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   found[2] = sums[1] * constants.inverse_n;
 }
 
-// A thread has one pack of columns, and a block every n-th row.
+// A thread has one pack of columns; rows lie side by side in a block of up to 256 threads, and the blocks of these columns take
+// turns.
 template <class T, int kWidth>
 __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   const long long packs = p.n / kWidth, across = (packs + blockDim.x - 1) / blockDim.x;
   const long long group = blockIdx.x / across, groups = gridDim.x / across;
   const long long at = (blockIdx.x - group * across) * blockDim.x + threadIdx.x;
+  const bool exists = at < packs;
+  Pack<Acc, kWidth> weight = {}, dweight = {}, dbias = {};
+  if (exists) weight = weights_of<T, kWidth>(p, at);
   wait_for_previous();
-  if (at >= packs) return;
-  const auto weight = weights_of<T, kWidth>(p, at);
-  Pack<Acc, kWidth> dweight = {}, dbias = {};
 #pragma unroll(kWidth == 1 ? 4 : 2)
-  for (long long row = group; row < p.rows; row += groups) {
+  for (long long row = group * blockDim.y + threadIdx.y; exists && row < p.rows; row += groups * blockDim.y) {
     const Acc* const found = static_cast<const Acc*>(p.found) + 3 * row;
     const Acc scale = found[0], rstd = found[1], mean = found[2];
     const auto h = convert<Acc>(packs_of<kWidth, T>(p.h, row)[at]), dy = convert<Acc>(packs_of<kWidth, T>(p.dy, row)[at]);
@@ -100,31 +102,72 @@ __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
     }
     packs_of<kWidth, T>(p.dx, row)[at] = convert<T>(dx);
   }
-  if (p.dweight) static_cast<Pack<Acc, kWidth>*>(p.dweight)[group * packs + at] = dweight;
-  if (p.dbias) static_cast<Pack<Acc, kWidth>*>(p.dbias)[group * packs + at] = dbias;
+  // Rows side by side add up in their order.
+  __shared__ Acc shared[256 * kWidth];
+  const int columns = blockDim.x * kWidth;
+#pragma unroll 1
+  for (int k = 0; k < 2; ++k) {
+    void* const sums = k == 0 ? p.dweight : p.dbias;
+    if (!sums) continue;
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      shared[threadIdx.y * columns + j * blockDim.x + threadIdx.x] = k == 0 ? dweight.at[j] : dbias.at[j];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < columns; c += blockDim.x * blockDim.y) {
+      Acc total = 0;
+#pragma unroll 4
+      for (int y = 0; y < blockDim.y; ++y) total += shared[y * columns + c];
+      const long long column = (at - threadIdx.x + c % blockDim.x) * kWidth + c / blockDim.x;
+      if (column >= p.n) continue;
+      if (p.finds_results) {
+        store_result(k == 0 ? p.dweight_dtype : p.dbias_dtype, sums, column, total);
+      } else {
+        static_cast<Acc*>(sums)[group * sums_stride(p.n) + column] = total;
+      }
+    }
+  }
 }
 
-// Adds up the columns of a matrix of partial sums: blocks of 32 columns by blockDim.y rows at a time.
+// Adds up the columns of a matrix of partial sums: a thread has four neighbouring columns of every blockDim.y-th row.
 template <class Acc>
 __device__ void sum_rows(const SumRowsParams& p) {
-  __shared__ Acc shared[32][33];
-  const long long column = static_cast<long long>(blockIdx.x) * 32 + threadIdx.x;
+  using Four = Pack<Acc, 4>;
+  constexpr int kAtOnce = 6;  // loads in flight
+  __shared__ Four shared[512];
+  const long long column = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * 4, stride = sums_stride(p.n);
   const Acc* const partial = static_cast<const Acc*>(p.partial) + column;
   wait_for_previous();
-  Acc sum = 0;
+  Four sum = {};
   if (column < p.n) {
-#pragma unroll 8
-    for (long long row = threadIdx.y; row < p.rows; row += blockDim.y) sum += partial[row * p.n];
+#pragma unroll 1
+    for (int row = threadIdx.y; row < p.rows; row += kAtOnce * blockDim.y) {
+      Four more[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int at = row + k * blockDim.y;
+        more[k] = at < p.rows ? *reinterpret_cast<const Four*>(partial + at * stride) : Four{};
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum.at[j] += more[k].at[j];
+      }
+    }
   }
-  shared[threadIdx.y][threadIdx.x] = sum;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = 4 * blockDim.x;
+  shared[thread] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= p.n) return;
-  for (unsigned i = 1; i < blockDim.y; ++i) sum += shared[i][threadIdx.x];
-  switch (p.dtype) {
-    case kFloat64: static_cast<double*>(p.sum)[column] = sum; return;
-    case kFloat32: static_cast<float*>(p.sum)[column] = sum; return;
-    case kFloat16: static_cast<__half*>(p.sum)[column] = convert<__half>(static_cast<float>(sum)); return;
-    case kBFloat16: static_cast<__nv_bfloat16*>(p.sum)[column] = convert<__nv_bfloat16>(static_cast<float>(sum)); return;
+#pragma unroll 1
+  for (int c = thread; c < columns; c += blockDim.x * blockDim.y) {
+    Acc total = 0;
+#pragma unroll 8
+    for (int y = 0; y < blockDim.y; ++y) total += reinterpret_cast<const Acc*>(shared)[y * columns + c];
+    const long long at = static_cast<long long>(blockIdx.x) * columns + c;
+    if (at >= p.n) return;
+    store_result(p.dtype, p.sum, at, total);
   }
 }
 

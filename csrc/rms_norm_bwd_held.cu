@@ -1,46 +1,19 @@
 // The gradient of RMSNorm in the common case: a weight of h's dtype, no bias, aligned rows that the registers of a block hold.
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
-#include "device/row.cuh"
+#include "device/row_sums.cuh"
+#include "device/rowmates.cuh"
 #include "device/rstd.cuh"
 #include "device/tuned.cuh"
+#include "device/windows.cuh"
 #include "rms_norm.h"
 
 namespace cuops {
 
-// The threads that share a row, one of blockDim.y in a block: those of other rows are not waited for.
-template <class Acc>
-class Rowmates {
- public:
-  using Memory = Acc[2][32][2];
-  __device__ explicit Rowmates(Memory& memory) : memory_(memory) {}
-
-  // Combines both values over the row's threads, and gives each of them the same bits. 0 must be neutral for op.
-  template <class Op>
-  __device__ void reduce(Acc (&v)[2], Op op) {
-    for (Acc& value : v) value = blockDim.x >= 32 ? reduce_lanes(value, 32, op) : reduce_lanes(value, blockDim.x, op);
-    if (blockDim.x <= 32) return;
-    const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    auto* const mine = memory_[turn_] + threadIdx.y * warps;
-    if (lane == 0) {
-      mine[threadIdx.x / 32][0] = v[0];
-      mine[threadIdx.x / 32][1] = v[1];
-    }
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
-    const int lanes = 1 << (32 - __clz(warps - 1)), from = lane & (lanes - 1);
-    for (int k = 0; k < 2; ++k) v[k] = reduce_lanes(from < warps ? mine[from][k] : Acc(0), lanes, op);
-    turn_ ^= 1;
-  }
-
- private:
-  Memory& memory_;
-  unsigned turn_ = 0;
-};
-
 // Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
-template <class T, int kResident, bool kWide>
+template <class T, int kResident, bool kWide, bool kPhased>
 __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
@@ -57,36 +30,64 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     }
   };
   const auto& constants = scalars<Acc>(p);
-  const int packs = static_cast<int>(p.n) / kWidth;
+  // Rows of a block are neighbours, which share pages of memory.
+  const long long teams = kWide ? gridDim.x / team.blocks : static_cast<long long>(gridDim.x) * blockDim.y;
+  const long long begin = kWide ? team.index : static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int first = kWide ? team.first() : threadIdx.x, step = kWide ? team.threads() : blockDim.x;
-  auto exists = [&](int i) { return first + i * step < packs; };
-  auto vectors = [](const Rows& rows, long long row) {
-    return reinterpret_cast<uint4*>(static_cast<T*>(rows.data) + row * rows.stride);
-  };
+  const Windows<T, kPhased> windows(p.h, begin, static_cast<int>(p.n));
+  auto exists = [&](int i) { return first + i * step < windows.count; };
+  auto start_of = [](const Rows& rows, long long row) { return static_cast<const T*>(rows.data) + row * rows.stride; };
   auto wide = [](const uint4& v) { return convert<Acc>(*reinterpret_cast<const Packed*>(&v)); };
+  bool shares = false;  // a vector with another row
+#pragma unroll
+  for (int i = 0; i < kResident; ++i) shares = shares || (kPhased && exists(i) && windows.is_shared(first + i * step));
 
-  uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kResident];
+  // Where registers are scarce, the weight waits in shared memory: without that, a vector on its way went to the stack, which
+  // waited.
+  constexpr int kMostThreads = 512;
+  constexpr bool kSharedWeight = kWide && !kPhased;
+  __shared__ uint4 shared_weight[kSharedWeight ? kResident * kMostThreads : 1];
+  uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kSharedWeight ? 1 : kResident];
+  auto weight_of = [&](int i) -> uint4& {
+    if constexpr (kSharedWeight) {
+      return shared_weight[i * kMostThreads + threadIdx.x];
+    } else {
+      return weight[i];
+    }
+  };
   auto fetch = [&](long long row) {
     const bool wanted = row < p.rows;
-    const uint4 *const h = vectors(p.h, row) + first, *const dy = vectors(p.dy, row) + first;
+    const uint4 *const h = windows.of(p.h, row) + first, *const dy = windows.of(p.dy, row) + first;
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      if (wanted && exists(i)) {
+      if (wanted && exists(i) && !(kPhased && windows.leaves(row, p.rows, first + i * step))) {
         next_h[i] = h[i * step];
         next_dy[i] = dy[i * step];
       } else if (!kWide) {  // a warp's other rows may go on
         next_h[i] = next_dy[i] = {};
       }
     }
+    if constexpr (kPhased) {
+      if (!wanted || !shares || (row > 0 && row < p.rows - 1)) return;
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) {
+        if (!exists(i) || !windows.leaves(row, p.rows, first + i * step)) continue;
+        next_h[i] = windows.gathered(start_of(p.h, row), first + i * step);
+        next_dy[i] = windows.gathered(start_of(p.dy, row), first + i * step);
+      }
+    }
   };
-  // Rows of a block are neighbours, which share pages of memory.
-  const long long teams = kWide ? gridDim.x / team.blocks : static_cast<long long>(gridDim.x) * blockDim.y;
-  const long long begin = kWide ? team.index : static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
   const long long ahead = !kWide && step < 32 ? threadIdx.y % (32 / step) : 0;  // of the first row of this warp
-  wait_for_previous(p.rows <= teams);
+  wait_for_previous(false);
   fetch(begin);
 #pragma unroll
-  for (int i = 0; i < kResident; ++i) weight[i] = __ldg(static_cast<const uint4*>(p.weight) + min(first + i * step, packs - 1));
+  for (int i = 0; i < kResident; ++i) {
+    if constexpr (kPhased) {
+      weight_of(i) = exists(i) ? windows.gathered(static_cast<const T*>(p.weight), first + i * step) : uint4{};
+    } else {
+      weight_of(i) = __ldg(static_cast<const uint4*>(p.weight) + min(first + i * step, windows.count - 1));
+    }
+  }
 
   Pack<Acc, kWidth> dweight[kResident] = {};
 #pragma unroll 1
@@ -99,6 +100,14 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       dy[i] = next_dy[i];
     }
     fetch(row + teams);
+    if (kPhased && shares) {
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) {
+        if (!windows.is_shared(first + i * step)) continue;
+        h[i] = windows.trimmed(h[i], first + i * step);
+        dy[i] = windows.trimmed(dy[i], first + i * step);
+      }
+    }
 
     Acc sums[2], scale = 1;
 #pragma unroll 1
@@ -106,7 +115,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       sums[0] = sums[1] = 0;  // of h^2, of g h
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        const auto a = wide(h[i]), grad = wide(dy[i]), factor = wide(weight[i]);
+        const auto a = wide(h[i]), grad = wide(dy[i]), factor = wide(weight_of(i));
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           sums[0] += a.at[j] * a.at[j];
@@ -146,9 +155,9 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       if constexpr (sizeof(T) < sizeof(Acc)) {
         h[i] = forgotten(h[i], zero);
         dy[i] = forgotten(dy[i], zero);
-        weight[i] = forgotten(weight[i], zero);
+        if (!kSharedWeight) weight_of(i) = forgotten(weight_of(i), zero);
       }
-      const auto a = wide(h[i]), grad = wide(dy[i]), factor = wide(weight[i]);
+      const auto a = wide(h[i]), grad = wide(dy[i]), factor = wide(weight_of(i));
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -160,69 +169,85 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx.at[j] *= scale;
       }
+      const int at = first + i * step;
       if (!active || !exists(i)) continue;
       if (p.dh.data) {
-        const auto more = wide(vectors(p.dh, row)[first + i * step]);
+        const bool whole = !kPhased || !windows.leaves(row, p.rows, at);
+        const auto more = wide(whole ? windows.of(p.dh, row)[at] : windows.gathered(start_of(p.dh, row), at));
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx.at[j] += more.at[j];
       }
-      store(reinterpret_cast<Packed*>(vectors(p.dx, row)) + first + i * step, convert<T>(dx));
+      const Packed rounded = convert<T>(dx);
+      if (!kPhased || !windows.is_shared(at)) {
+        store(reinterpret_cast<Packed*>(windows.of(p.dx, row)) + at, rounded);
+      } else {
+        T* const to = static_cast<T*>(p.dx.data) + row * p.dx.stride + windows.column(at);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          if (j >= windows.from(at) && j < windows.to(at)) to[j] = rounded.at[j];
+        }
+      }
     }
   }
 
-  // Rows side by side in a block add up in their order, first those of a warp, and a team of blocks writes one row of partial sums.
   launch_dependents();
   if (!p.dweight) return;
-  Acc* const partial = static_cast<Acc*>(p.dweight) + (kWide ? team.index : blockIdx.x) * p.n;
-  if constexpr (kWide) {
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      if (exists(i)) *(reinterpret_cast<Pack<Acc, kWidth>*>(partial) + first + i * step) = dweight[i];
-    }
-    return;
-  }
-  const int side = max(32 / step, 1), count = blockDim.y / side;
+  // Rows side by side in a block add up in their order, first those of a warp where they have the same columns.
+  const int n = static_cast<int>(p.n), side = kPhased ? 1 : max(32 / step, 1), count = kWide ? 1 : blockDim.y / side;
+  const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), n, p.finds_results};
+  if constexpr (!kWide && !kPhased) {
 #pragma unroll 1
-  for (int offset = step; offset < 32; offset *= 2) {
+    for (int offset = step; offset < 32; offset *= 2) {
 #pragma unroll
-    for (int i = 0; i < kResident; ++i) {
+      for (int i = 0; i < kResident; ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) dweight[i].at[j] += __shfl_xor_sync(0xffffffffu, dweight[i].at[j], offset);
+        for (int j = 0; j < kWidth; ++j) dweight[i].at[j] += __shfl_xor_sync(0xffffffffu, dweight[i].at[j], offset);
+      }
     }
   }
-  Acc* const to = count > 1 ? reinterpret_cast<Acc*>(shared) + threadIdx.y / side * p.n : partial;
+  const bool alone = kWide || (count == 1 && cluster_blocks() == 1);
+  Acc* const to = reinterpret_cast<Acc*>(shared) + threadIdx.y / side * sums_stride(n);
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
-    if (threadIdx.y % side == 0 && exists(i)) *(reinterpret_cast<Pack<Acc, kWidth>*>(to) + first + i * step) = dweight[i];
-  }
-  if (count == 1) return;
-  __syncthreads();
-  using Four = Pack<Acc, 4>;
-#pragma unroll 1
-  for (int at = threadIdx.y * step + first; at < p.n / 4; at += step * blockDim.y) {
-    Four total = {};
-#pragma unroll 1
-    for (int team = 0; team < count; ++team) {
-      const Four more = reinterpret_cast<const Four*>(shared)[team * (p.n / 4) + at];
+    const int column = windows.column(first + i * step);
+    if (threadIdx.y % side != 0 || !exists(i)) continue;
+    if constexpr (kPhased) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) total.at[j] += more.at[j];
+      for (int j = 0; j < kWidth; ++j) {
+        if (column + j < 0 || column + j >= n) continue;
+        if (alone) {
+          target.store_one(column + j, dweight[i].at[j]);
+        } else {
+          to[column + j] = dweight[i].at[j];
+        }
+      }
+    } else if (alone) {
+      target.store(column, dweight[i]);
+    } else {
+      *reinterpret_cast<Pack<Acc, kWidth>*>(to + column) = dweight[i];
     }
-    reinterpret_cast<Four*>(partial)[at] = total;
   }
+  if (!alone) add_up_shared(reinterpret_cast<Acc*>(shared), count, n, target);
 }
 
 }  // namespace cuops
 
 // Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
 #if CUOPS_TUNED
-#define RMS_NORM_BWD(name, T, suffix, kWide, kThreads)                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd_held<T, 4, kWide>(p);                                                                        \
+#define RMS_NORM_BWD(name, T, suffix, kResident, kWide, kPhased, kThreads, kBlocks)                                           \
+  extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd_held<T, kResident, kWide, kPhased>(p);                                                                \
   }
-#define RMS_NORM_BWD_OF(name, T) RMS_NORM_BWD(name, T, held, false, 384) RMS_NORM_BWD(name, T, wide, true, 512)
+#define RMS_NORM_BWD_OF(name, T)                             \
+  RMS_NORM_BWD(name, T, held, 2, false, false, 640, 1)       \
+  RMS_NORM_BWD(name, T, wide, 4, true, false, 512, 1)        \
+  RMS_NORM_BWD(name, T, held_phased, 2, false, true, 640, 1) \
+  RMS_NORM_BWD(name, T, wide_phased, 4, true, true, 384, 1)
 RMS_NORM_BWD_OF(f32, float)
 RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
+RMS_NORM_BWD(f16, __half, held_long, 4, false, false, 384, 1)
+RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 4, false, false, 384, 1)
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void rms_norm_bwd_held_none() {}
 #endif

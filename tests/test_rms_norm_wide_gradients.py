@@ -71,8 +71,20 @@ def test_are_right_where_squares_leave_the_range(dtype, scale, n):
     assert_close(got[1:], want[1:], n, 40)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 16, 40, 256])
+@pytest.mark.parametrize("n", [7, 256, 1000, 4097, 7168, 8192, 33333])
+def test_few_rows_agree_with_the_formula(n, rows, dtype):
+    torch.manual_seed(n)
+    x, weight = (torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in ((rows, n), (n,)))
+    dy = torch.randn(rows, n, device="cuda").to(dtype)
+    got, want = gradients(x, weight, None, dy, None, None, 0.0)
+    assert_close(got, want, n, rows)
+    assert all(torch.equal(a, b) for a, b in zip(got, gradients(x, weight, None, dy, None, None, 0.0)[0], strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n", [64, 1000, 1024, 4097, 7168, 8192, 65536, 131072])
+@pytest.mark.parametrize("n", [64, 257, 1000, 1023, 1024, 2049, 4096, 4097, 7168, 8192, 16383, 33333, 65536, 131071, 131072])
 def test_rows_of_all_sizes_lie_side_by_side(n, dtype):
     torch.manual_seed(n)
     rows = 150 if n > 8192 else 3000  # more than there are blocks

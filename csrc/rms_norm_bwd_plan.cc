@@ -1,0 +1,172 @@
+#include "rms_norm_bwd_plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "host/tensor.h"
+
+namespace cuops {
+namespace {
+
+using Problem = RmsNormBwdProblem;
+using Plan = RmsNormBwdPlan;
+
+// The constants of the instances: vectors a thread, threads a block.
+constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
+constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
+constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
+
+int width_of(DType dtype) { return 16 / size_of(dtype); }
+
+// Vectors that a row touches.
+std::int64_t vectors_of(const Problem& p) {
+  const std::int64_t width = width_of(p.dtype), lead = p.starts == kAligned ? 0 : width - std::gcd(p.n, width);
+  return (p.n + lead + width - 1) / width;
+}
+
+// Threads for rows of `vectors`, `each` a thread: a power of two up to a warp, then whole warps.
+unsigned threads_across(std::int64_t vectors, unsigned each) {
+  unsigned threads = 1;
+  while (threads < 32 && threads * each < vectors) threads *= 2;
+  return vectors > 32 * each ? threads_for(vectors, each) : threads;
+}
+
+// So many rows side by side in a block of up to `threads`: fewer where the multiprocessors have fewer rows each, but at least four
+// where rows are many enough for the sums over blocks to take longer than those within. Whole warps.
+unsigned side_by_side(std::int64_t rows, unsigned block_x, unsigned threads, const Hardware& hw) {
+  const unsigned in_warp = std::max(32 / block_x, 1u);
+  const std::int64_t each = std::max<std::int64_t>((rows + hw.multiprocessors - 1) / hw.multiprocessors, rows >= 128 ? 4 : 1);
+  return std::max(static_cast<unsigned>(std::min<std::int64_t>(threads / block_x, (each + in_warp - 1) / in_warp * in_warp)), 1u);
+}
+
+// As many blocks or clusters as are wanted, or fewer: where a thread has several rows, all of them start alike.
+std::int64_t teams_of(const Problem& p, std::int64_t wanted, unsigned side_by_side) {
+  const std::int64_t width = width_of(p.dtype), period = width / std::gcd(p.n, width);
+  if (p.starts == kAligned || wanted * side_by_side >= p.rows) return wanted;
+  const std::int64_t step = period / std::gcd<std::int64_t>(period, side_by_side);
+  return std::max(wanted / step, std::int64_t{1}) * step;
+}
+
+Plan plan_held(const Problem& p, std::int64_t vectors, const Hardware& hw) {
+  // 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
+  const bool is_long = p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512;
+  LaunchShape shape{0, threads_across(vectors, is_long ? kHeldLongVectors : kHeldVectors), 1, 1, 0, true};
+  // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
+  const unsigned blocks_each = !is_long && (shape.block_x == 32 || shape.block_x == 64) && p.rows >= 4096 ? 2 : 1;
+  const unsigned threads = is_long ? kHeldLongThreads : kHeldThreads / blocks_each;
+  shape.block_y = side_by_side(p.rows, shape.block_x, threads, hw);
+  const unsigned sums = p.starts == kAligned ? shape.block_y / std::max(32 / shape.block_x, 1u) : shape.block_y;
+  shape.shared_bytes = sums > 1 ? sums * static_cast<unsigned>((p.n + 3) / 4 * 16) : 0;
+  const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
+  const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
+  shape.blocks = static_cast<unsigned>(blocks);
+  return {p.starts != kAligned ? kHeldPhased : is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1};
+}
+
+// A row a cluster.
+Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardware& hw) {
+  // Several blocks a multiprocessor hide each other's sums, up to clusters of 8; more blocks than that where rows are few.
+  const bool phased = p.starts != kAligned;
+  const std::int64_t vectors_each = kWideVectors * (phased ? 128 : 192), most = hw.clusters ? 16 : 1;
+  LaunchShape shape{0, 1, 1, 1, 0, true};
+  while (shape.cluster < most && ((shape.cluster < 8 && vectors > vectors_each * shape.cluster) ||
+                                  vectors > kWideVectors * (phased ? 128 : 512) * shape.cluster ||
+                                  (vectors > 256 * shape.cluster && 2 * p.rows * shape.cluster <= hw.multiprocessors))) {
+    shape.cluster *= 2;
+  }
+  shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
+  const RmsNormBwdKernel kernel = phased ? kWidePhased : kWide;
+  const std::int64_t at_once = shape.cluster > 1
+                                   ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
+                                   : hw.multiprocessors * ((phased ? kWidePhasedThreads : kWideThreads) / shape.block_x);
+  const std::int64_t teams = teams_of(p, std::min(at_once, p.rows), 1);
+  shape.blocks = static_cast<unsigned>(teams * shape.cluster);
+  return {kernel, shape, teams, teams == 1};
+}
+
+Plan plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int device, const Hardware& hw) {
+  LaunchShape shape{0, 4, 1, 1, bytes, true};
+  while (vectors > static_cast<std::int64_t>(kGeneralVectors) * kGeneralThreads * shape.cluster) shape.cluster *= 2;
+  shape.block_x = std::max(4u, threads_across((vectors + shape.cluster - 1) / shape.cluster, kGeneralVectors));
+  if (shape.cluster == 1) shape.block_y = side_by_side(p.rows, shape.block_x, kGeneralThreads, hw);
+  const std::int64_t at_once =
+      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(rms_norm_bwd_kernel(p.dtype, kGeneral), device, shape);
+  const std::int64_t teams = std::min(at_once, (p.rows + shape.block_y - 1) / shape.block_y);
+  shape.blocks = static_cast<unsigned>(teams * shape.cluster);
+  return {kGeneral, shape, teams};
+}
+
+// Two kernels, of which this is the second: a thread for each pack of columns, rows side by side in a block. For a few rows one
+// block has all of them, and finds the results.
+Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
+  const bool in_vectors = p.starts == kAligned && p.dtype != kFloat64;
+  const std::int64_t packs = in_vectors ? vectors_of(p) : p.n;
+  LaunchShape shape{0, std::min(256u, threads_for(packs, 1)), 1, 1, 0, true};
+  if (few) {
+    shape.block_x = in_vectors ? 8 : 32;
+    shape.block_y = p.rows > 16 && in_vectors ? 32 : p.rows > 8 ? (in_vectors ? 16 : 8) : static_cast<unsigned>(p.rows);
+  }
+  const std::int64_t across = (packs + shape.block_x - 1) / shape.block_x;
+  const std::int64_t groups = few ? 1 : std::max<std::int64_t>(1, std::min<std::int64_t>(p.rows, 8 * hw.multiprocessors / across));
+  shape.blocks = static_cast<unsigned>(across * groups);
+  return {in_vectors ? kColumnsVectors : kColumnsAny, shape, groups, groups == 1};
+}
+
+}  // namespace
+
+Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
+  struct Table {
+    Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
+    Table() {
+      constexpr const char* suffixes[] = {"_held",    "_held_long", "_wide",         "_held_phased", "_wide_phased",
+                                          "_general", "_rows_any",  "_rows_vectors", "_columns_any", "_columns_vectors"};
+      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+        for (int k = 0; k < kRmsNormBwdKernels; ++k)
+          at[t][k] = new Kernel(k < kGeneral   ? "rms_norm_bwd_held"
+                                : k < kRowsAny ? "rms_norm_bwd"
+                                               : "rms_norm_bwd_any",
+                                std::string("rms_norm_bwd_") + name_of(t) + suffixes[k]);
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][kernel];
+}
+
+RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
+  const Hardware& hw = hardware("rms_norm_bwd_any", device);
+  const std::int64_t vectors = vectors_of(p), clusters = hw.clusters ? 16 : 1;
+  if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
+  // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
+  const bool few = p.rows > 1 && p.rows * p.n <= 1 << 22 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32);
+  if (few) return plan_columns(p, true, hw);
+  if (p.common && p.starts != kAnywhere) {
+    if (vectors <= kHeldVectors * kHeldThreads / 2) return plan_held(p, vectors, hw);
+    // Beyond, the phased kernel has one block a multiprocessor, and was slower than two passes.
+    if (vectors <= kWideVectors * (p.starts == kAligned ? kWideThreads : 128) * clusters) return plan_wide(p, vectors, device, hw);
+  }
+  const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
+  const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
+  const bool fits =
+      static_cast<int>(bytes + own_bytes) <= hw.shared_bytes && vectors <= kGeneralVectors * kGeneralThreads * clusters;
+  if (p.starts == kAligned && fits) return plan_general(p, vectors, bytes, device, hw);
+  return plan_columns(p, false, hw);
+}
+
+LaunchShape rms_norm_bwd_rows_shape(std::int64_t rows, std::int64_t n, int device) {
+  const Hardware& hw = hardware("rms_norm_bwd_any", device);
+  const unsigned threads = n > 32768 ? 512 : n > 2048 ? 256 : 128;
+  unsigned cluster = 1;
+  while (hw.clusters && cluster < 16 && threads * 16 * cluster < n && rows * cluster <= hw.multiprocessors) cluster *= 2;
+  return {static_cast<unsigned>(rows) * cluster, threads, 1, cluster, 0, true};
+}
+
+// Each thread adds up six rows or so, and blocks have as few columns as that takes.
+LaunchShape sum_rows_shape(std::int64_t rows, std::int64_t n) {
+  const unsigned threads = rows <= 192 ? 128 : rows <= 384 ? 256 : 512;
+  unsigned across = threads;
+  while (across > 4 && threads / across * 6 < rows) across /= 2;
+  return {static_cast<unsigned>((n + 4 * across - 1) / (4 * across)), across, threads / across, 1, 0, true};
+}
+
+}  // namespace cuops
