@@ -84,7 +84,9 @@ def test_few_rows_agree_with_the_formula(n, rows, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("n", [64, 257, 1000, 1023, 1024, 2049, 4096, 4097, 7168, 8192, 16383, 33333, 65536, 131071, 131072])
+@pytest.mark.parametrize(
+    "n", [64, 257, 1000, 1023, 1024, 2049, 4096, 4097, 7168, 8192, 16383, 33333, 65536, 131071, 131072]
+)
 def test_rows_of_all_sizes_lie_side_by_side(n, dtype):
     torch.manual_seed(n)
     rows = 150 if n > 8192 else 3000  # more than there are blocks
