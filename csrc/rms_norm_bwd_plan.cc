@@ -142,8 +142,8 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   if (few) return plan_columns(p, true, hw);
   if (p.common && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90))) {
     if (vectors <= kHeldVectors * kHeldThreads / 2) return plan_held(p, vectors, hw);
-    // Beyond, the phased kernel has one block a multiprocessor, and was slower than two passes.
-    if (vectors <= kWideVectors * (p.starts == kAligned ? kWideThreads : 128) * clusters) return plan_wide(p, vectors, device, hw);
+    const unsigned threads = p.starts == kAligned ? kWideThreads : kWidePhasedThreads;
+    if (vectors <= kWideVectors * threads * clusters) return plan_wide(p, vectors, device, hw);
   }
   const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
