@@ -81,6 +81,9 @@ struct KronTunedStep {
   KronDivisor by_rows, by_columns;
 };
 
+// The exponents below which weights are held: as float16, and as bfloat16, whose products must stay in range for any x.
+constexpr int kWeightTop = 15, kBFloatWeightTop = -9;
+
 // A sample is (outer.in, rows.in, columns.in): the last two axes are multiplied in registers, then the outer one from shared
 // memory.
 struct KronTunedParams {

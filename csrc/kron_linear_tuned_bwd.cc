@@ -63,8 +63,8 @@ SquarePlan plan_square(std::int64_t rows, std::int64_t size, int gradients, cons
   const std::int64_t blocks = std::max<std::int64_t>(1, std::min<std::int64_t>(p.tiles, hw.multiprocessors * resident / both));
   plan.partial_rows = blocks * teams * both;
   plan.shape = {static_cast<unsigned>(blocks * both), 32 * warps, 1, 1, static_cast<unsigned>(16 * at)};
-  p.shift = 15 + p.columns_log;
-  p.last_shift = p.shift - 28 - 15;
+  p.shift = kWeightTop + p.columns_log;
+  p.last_shift = p.shift - 28 - kWeightTop;
   p.dtype = kFloat32;
   p.x_linear = true;
   p.gradients = static_cast<unsigned char>(gradients);

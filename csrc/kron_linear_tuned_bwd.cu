@@ -41,7 +41,7 @@ __device__ void gradient(const KronTunedParams& p) {
   __syncthreads();
   find_magnitudes(p);
   __syncthreads();
-  prepare_weight<true>(p, 1 + second, false);
+  prepare_weight<true>(p, 1 + second, false, false);
   // A lane's part of four matrices that are taken as they lie in memory, and transposed; where the next ones are.
   const int as_is = lane / 16 * 8 + lane % 8, as_is_chunk = lane / 8 % 2, across = lane % 16, across_chunk = lane / 16;
   const int in_state[] = {(as_is * kPitch + as_is_chunk * kUnits) * 16, (across * kPitch + across_chunk * kUnits) * 16};

@@ -39,6 +39,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   group.count = static_cast<int>(problem.sizes.size());
   group.nanoseconds = INFINITY;
   const bool pairs = problem.dtype == kFloat32 && !problem.single, has_outer = choice.count[0] > 0;
+  const bool bfloat = problem.dtype == kBFloat16;
   const std::int64_t element = size_of(problem.dtype);
   KronTunedParams& p = group.tuned_params;
   std::int64_t at = 0, in = 1, out = 1;
@@ -50,6 +51,9 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   p.factors_at = reserve(ceil_div(sizeof(KronFactor) * kKronFactors, 16));
   p.scales = reserve(ceil_div(4 * (kKronFactors + 2 * choice.samples), 16));
   double weight_elements = 0;
+  std::int64_t last_in = 1;
+  for (int j = choice.count[0] + choice.count[1]; j < group.count; ++j) last_in *= problem.sizes[j].in;
+  const int row_tiles = !pairs && last_in >= 64 ? 2 : 1;  // of 16 rows, that a warp multiplies; as kron_linear_tuned.cu has them
   for (int i = 0, first = 0; i < 3; ++i) {
     KronTunedStep& s = p.step[i];
     s.first = first;
@@ -65,20 +69,20 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
     out *= step_out;
     s.out = static_cast<int>(step_out);
     s.in = static_cast<int>(step_in);
-    s.rows = static_cast<int>(round_up(s.out, 16));
+    s.rows = static_cast<int>(round_up(s.out, i == 1 ? 16 * row_tiles : 16));
     s.columns = static_cast<int>(round_up(s.in, 16));
     s.pitch = s.columns / 8 + 1;
     s.by_rows = kron_divisor(s.rows);
     s.by_columns = kron_divisor(s.columns);
     if (s.count == 0) continue;
     s.weight = reserve(s.rows * s.pitch);
-    s.weight_low = pairs ? reserve(s.rows * s.pitch) : s.weight;
+    s.weight_low = pairs || (bfloat && i == 1 && s.count > 1) ? reserve(s.rows * s.pitch) : s.weight;
     weight_elements += static_cast<double>(s.rows) * s.columns * (s.count == 1 ? 3 : 2 + 5 * s.count);
   }
   const KronTunedStep &outer = p.step[0], &rows = p.step[1], &columns = p.step[2];
   p.columns_log = log_from(columns.in);
   if (columns.in < 16 || columns.in != 1 << p.columns_log || columns.out % 16 != 0 || rows.in % 16 != 0) return group;
-  p.groups = rows.rows / 16;
+  p.groups = rows.rows / (16 * row_tiles);
   // Where results replace the state, all warps of a slice work on it at the same time.
   if (has_outer && (choice.samples > 1 || choice.warps % p.groups != 0 || rows.out > rows.in || columns.out > columns.in ||
                     rows.out * columns.out % 32 != 0))
@@ -106,10 +110,10 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   p.by_in_rows = kron_divisor(rows.in);
   p.by_row_units = kron_divisor(columns.out / 16);
   // x is held below 2^15 and every weight below 2^15, so sums of n products stay below n 2^30.
-  p.shift = 15 + log_from(rows.in);
-  p.outer_shift = 15 + log_from(columns.in);
-  p.last_shift = p.shift + (has_outer ? p.outer_shift : 0) - 14;
-  for (const KronTunedStep& s : p.step) p.last_shift += s.count > 0 ? s.count - 15 : 0;
+  p.shift = (bfloat ? kBFloatWeightTop : kWeightTop) + log_from(rows.in);
+  p.outer_shift = kWeightTop + log_from(columns.in);
+  p.last_shift = kWeightTop + log_from(rows.in) + (has_outer ? p.outer_shift : 0) - 14;
+  for (const KronTunedStep& s : p.step) p.last_shift += s.count > 0 ? s.count - kWeightTop : 0;
   p.dtype = problem.dtype;
 
   group.tuned = !pairs ? kKronTunedSingle : columns.in == 128 ? kKronTunedPairs128 : kKronTunedPairs;
@@ -127,7 +131,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   const double later = has_outer ? outer.rows / 16.0 * outer.columns / 16 * p.slice_units * 2 : 0;
   const double products = pairs ? 3 : 1, elements = 1.0 * p.samples * in;
   const double active = std::min<double>(blocks, device.multiprocessors), together = blocks / active;
-  const double busy = std::max(1.0, 8 / (choice.warps * together));  // few warps do not fill the tensor cores
+  const double busy = std::max(1.0, (pairs ? 8 : 16) / (choice.warps * together));  // few warps do not fill the tensor cores
   const double compute =
       ((own + later) * products * kMmaCycles * busy * kOverhead + elements * kElement * ((pairs ? 1 : 1.7) + has_outer) + kTile) *
       (device.cuda < 120 ? kOldCompiler : 1);

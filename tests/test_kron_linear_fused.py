@@ -156,6 +156,17 @@ def test_gradients_of_large_float32_squares_are_as_accurate_as_a_chain_of_gemms(
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[32] * 2, [64] * 2, [32] * 3, [16] * 3, [8] * 4, [2] * 10])
+def test_16_bits_lose_no_more_than_a_rounding_of_the_result(sizes, dtype):
+    shapes = [(size, size) for size in sizes]
+    x, factors = random((500, columns_of(shapes)), dtype), factors_of(shapes, dtype)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    # Half a unit in the last place is eps / 2 at most, and eps / 2 / sqrt(3) on average at the least favourable magnitude.
+    assert distance(cuops.kron_linear(x, factors), wide) < 1.5 * torch.finfo(dtype).eps / 2 / 3**0.5
+
+
+@gpu
 def test_a_row_with_an_infinity_leaves_the_others_alone():
     x, factors = random((64, 1024)), factors_of([(32, 32), (32, 32)])
     want = cuops.kron_linear(x, factors)
@@ -199,6 +210,9 @@ def measured_microseconds(call):
         (8192, [16] * 2, torch.float32),
         (4096, [16] * 3, torch.float32),
         (8192, [8] * 4, torch.bfloat16),
+        (8192, [32] * 2, torch.bfloat16),
+        (1024, [64] * 2, torch.float16),
+        (1024, [32] * 3, torch.bfloat16),
         (1024, [128] * 2, torch.bfloat16),
         (1024, [32] * 3, torch.float64),
     ],

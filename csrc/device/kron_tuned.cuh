@@ -1,5 +1,5 @@
 // What the kernels of kron_linear for certain sizes share: the factors and the tile in shared memory, as float16 scaled by powers
-// of two: one number, which is exact for 16-bit dtypes and TF32 otherwise, or the sum of two.
+// of two: the sum of two numbers, or for TF32 one. A tile of 16 bits is taken as it is.
 #pragma once
 
 #include "kron_tile.cuh"
@@ -105,15 +105,23 @@ __device__ __noinline__ void find_magnitudes(const KronTunedParams& p) {
 }
 
 // The factors of a step, multiplied, zeros around them. kPermuted: of 16 rows, those that give a lane four neighbouring results are
-// where its two matrices have their rows.
+// where its two matrices have their rows. bfloat: as bfloat16, for a tile of it.
 template <bool kPairs>
-__device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which, bool permuted) {
+__device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which, bool permuted, bool bfloat) {
   const KronTunedStep s = p.step[which];
   const DType dtype = p.dtype;
-  const float top = power_of_two(15 - s.count);
+  const float top = power_of_two((bfloat ? kBFloatWeightTop : kWeightTop) - s.count);
   const int* const magnitudes = magnitudes_of(p) + s.first;
   unsigned short* const to = shared_at<unsigned short>(s.weight);
   unsigned short* const to_low = shared_at<unsigned short>(s.weight_low);
+  const bool lows = s.weight_low != s.weight;
+  auto split_as = [bfloat](float a, float b, unsigned& high, unsigned& low) {
+    if (!kPairs && bfloat) {
+      split<__nv_bfloat16>(a, b, high, low);
+    } else {
+      split<__half>(a, b, high, low);
+    }
+  };
   auto row_at = [&](int m) { return (permuted ? (m & ~15) | (m & 2) << 2 | (m & 12) >> 1 | (m & 1) : m) * s.pitch * 8; };
   const KronFactor* const factors = factors_of(p) + s.first;
   const KronFactor f = factors[0];
@@ -128,17 +136,17 @@ __device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which,
       const int outer = divide(i * 8, by), inner = i * 8 - outer * static_cast<int>(by.divisor);
       unsigned high[4], low[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) split<__half>(v.at[2 * e] * scale, v.at[2 * e + 1] * scale, high[e], low[e]);
+      for (int e = 0; e < 4; ++e) split_as(v.at[2 * e] * scale, v.at[2 * e + 1] * scale, high[e], low[e]);
       if (across) {
         const int at = row_at(outer) + inner;
         *reinterpret_cast<uint4*>(to + at) = make_uint4(high[0], high[1], high[2], high[3]);
-        if constexpr (kPairs) *reinterpret_cast<uint4*>(to_low + at) = make_uint4(low[0], low[1], low[2], low[3]);
+        if (lows) *reinterpret_cast<uint4*>(to_low + at) = make_uint4(low[0], low[1], low[2], low[3]);
       } else {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           const int at = row_at(inner + e) + outer;
           to[at] = static_cast<unsigned short>(high[e / 2] >> e % 2 * 16);
-          if constexpr (kPairs) to_low[at] = static_cast<unsigned short>(low[e / 2] >> e % 2 * 16);
+          if (lows) to_low[at] = static_cast<unsigned short>(low[e / 2] >> e % 2 * 16);
         }
       }
     }
@@ -164,9 +172,9 @@ __device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which,
       }
     }
     unsigned high, low;
-    split<__half>(v, 0.0f, high, low);
+    split_as(v, 0.0f, high, low);
     to[row_at(m) + k] = static_cast<unsigned short>(high);
-    if constexpr (kPairs) to_low[row_at(m) + k] = static_cast<unsigned short>(low);
+    if (lows) to_low[row_at(m) + k] = static_cast<unsigned short>(low);
   }
 }
 
@@ -203,6 +211,30 @@ __device__ __noinline__ void load_tile(const KronTunedParams& p, const Rows& fro
     }
     copy_or_zero(shared_at<char>(state + at(i >> piece_log) + (i & piece_log)), valid ? from : x, valid);
   }
+}
+
+// The largest magnitude of each sample of a tile of 16 bits, whose halves are compared as integers.
+__device__ __noinline__ void find_tile_magnitudes(const KronTunedParams& p, int state, int* magnitudes) {
+  const TileLayout at(p);
+  const int samples = p.samples, count = samples * p.sample_chunks;
+  const KronDivisor by_chunks = p.by_sample_chunks;
+  const bool bfloat = p.dtype == kBFloat16;
+  unsigned first = 0, second = 0;
+  auto add = [&](int sample) {
+    const unsigned most = max(first & 0x7fff0000u, second >> 1 & 0x7fff0000u);
+    const float value = bfloat ? __uint_as_float(most) : __half2float(__ushort_as_half(static_cast<unsigned short>(most >> 16)));
+    const int bits = __reduce_max_sync(~0u, __float_as_int(value));
+    if (threadIdx.x % 32 == 0) atomicMax(magnitudes + sample, bits);
+    first = second = 0;
+  };
+#pragma unroll 2
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const uint4 v = *shared_at<uint4>(state + at(i));
+    first = max(max(max(first, v.x & 0x7fffffffu), max(v.y & 0x7fffffffu, v.z & 0x7fffffffu)), v.w & 0x7fffffffu);
+    second = max(max(max(second, v.x << 17), max(v.y << 17, v.z << 17)), v.w << 17);
+    if (samples > 1) add(divide(i, by_chunks));
+  }
+  if (samples == 1) add(0);
 }
 
 // A tile becomes float16 in place, scaled by powers of two so that the largest of each sample is near 2^14.
