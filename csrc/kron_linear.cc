@@ -29,11 +29,6 @@ Kernel& tuned_kernel(KronKernel which) {
   return kernels[which - kKronTunedSingle];
 }
 
-KronDevice device_facts(int device) {
-  const Hardware& hw = hardware("kron_linear", device);
-  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024};
-}
-
 // Plans are made once for each problem on each device.
 const KronGroup& cached_group(const KronProblem& problem, int device) {
   static std::mutex mutex;
@@ -47,7 +42,7 @@ const KronGroup& cached_group(const KronProblem& problem, int device) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  return known.emplace(std::move(key), plan_group(problem, device_facts(device))).first->second;
+  return known.emplace(std::move(key), plan_group(problem, kron_device(device))).first->second;
 }
 
 // Rows that are all one stride apart, which the kernel for small factors asks for.
@@ -72,7 +67,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
 
   KronProblem problem;
   problem.dtype = dtype;
-  problem.arithmetic = kron_arithmetic(dtype, device_facts(device));
+  problem.arithmetic = kron_arithmetic(dtype, kron_device(device));
   problem.single = allow_tf32 && dtype == kFloat32;
   problem.inner = inner;
   std::int64_t in = inner, out = inner;
@@ -142,40 +137,6 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   run(fwd_kernel(dtype), &p);
 }
 
-namespace {
-
-// The groups of factors that a chain of calls applies one after the other: for each, first, count, kind (0: kron_linear_fwd, 1: the
-// vendor's matrix product), samples and slices of a tile, columns, bytes of shared memory, blocks, predicted nanoseconds, bytes,
-// operations.
-tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
-                                                           int64_t inner, bool allow_tf32, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
-  if (sizes.size() % 2 != 0) raise("ValueError", "sizes: expected pairs");
-  const KronDevice facts = device_facts(static_cast<int>(device));
-  KronProblem problem;
-  problem.dtype = static_cast<DType>(dtype);
-  problem.arithmetic = kron_arithmetic(problem.dtype, facts);
-  problem.single = allow_tf32 && dtype == kFloat32;
-  problem.rows = rows;
-  problem.inner = inner;
-  for (std::size_t i = 0; i < sizes.size(); i += 2) problem.sizes.push_back({sizes[i], sizes[i + 1]});
-  tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
-  for (const KronGroup& group : plan_chain(problem, facts)) {
-    const KronFwdParams& p = group.params;
-    const int samples = group.tuned == kKronSmall     ? group.small_params.samples
-                        : group.tuned != kKronGeneral ? group.tuned_params.samples
-                                                      : p.samples;
-    const int columns = group.tuned == kKronSmall ? group.small_params.columns : p.columns;
-    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, p.slices, columns,
-                      static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
-                      static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
-                      static_cast<int64_t>(group.operations)});
-  }
-  return result;
-}
-
-}  // namespace
 }  // namespace cuops
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_fwd, cuops::kron_linear_fwd);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_plan, cuops::kron_linear_plan);

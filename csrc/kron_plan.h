@@ -42,6 +42,8 @@ struct KronDevice {
   int capability, tuned, cuda, multiprocessors, shared_bytes, shared_bytes_a_multiprocessor;
 };
 
+KronDevice kron_device(int device);
+
 KronDivisor kron_divisor(std::int64_t d);
 KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
 
