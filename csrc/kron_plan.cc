@@ -7,12 +7,15 @@ namespace cuops {
 namespace {
 
 constexpr double kLaunch = 2500;  // ns
+constexpr double kBatch = 580;    // ns of a multiprocessor
+constexpr int kFew = 32;          // columns beyond a factor's own, from which on products are batched
 // By which the fused kernels must be faster to be chosen: where their time is known well, for float32 and for 16 bits, whose matrix
 // products cost the vendor less than this model says; and elsewhere.
 constexpr double kTunedMargin = 1.05, kTunedHalfMargin = 1.1, kMargin = 1.3;
 
-// A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more.
-KronGroup plan_gemm(const KronProblem& problem, const KronDevice& device) {
+// A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more, and of 16 bits each
+// of the batched products costs at least kBatch. `batches`: how many, where _kron_linear_gemm.py takes the batched product, else 0.
+KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice& device) {
   KronGroup group;
   group.count = 1;
   const KronSize& size = problem.sizes[0];
@@ -25,8 +28,10 @@ KronGroup plan_gemm(const KronProblem& problem, const KronDevice& device) {
   const double rate = halves ? 6800 : problem.single ? 3000 : 380;
   double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
-  group.nanoseconds = (problem.inner > 1 && problem.inner < 32 ? 6000 : 4500) +
-                      penalty * group.bytes / (31.0 * device.multiprocessors) + group.operations / (rate * device.multiprocessors);
+  const double moved = penalty * group.bytes / 31;
+  group.nanoseconds = (problem.inner > 1 && problem.inner < kFew ? 6000 : 4500) +
+                      (halves ? std::max(moved, batches * kBatch) : moved) / device.multiprocessors +
+                      group.operations / (rate * device.multiprocessors);
   return group;
 }
 
@@ -66,7 +71,8 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
       part.inner = static_cast<std::int64_t>(after[end]);
       part.sizes.assign(problem.sizes.begin() + i, problem.sizes.begin() + end);
       std::vector<KronGroup> candidates = {plan_group(part, device)};
-      if (end == i + 1 && !candidates[0].fused) candidates[0] = plan_gemm(part, device);
+      if (end == i + 1 && !candidates[0].fused)
+        candidates[0] = plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device);
       for (KronGroup& group : candidates) {
         if (!(group.nanoseconds + cost[end] < cost[i])) continue;
         cost[i] = group.nanoseconds + cost[end];
@@ -84,7 +90,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
     part.rows = static_cast<std::int64_t>(problem.rows * before[i]);
     part.inner = static_cast<std::int64_t>(after[i + 1]);
     part.sizes.assign(1, problem.sizes[i]);
-    gemms.push_back(plan_gemm(part, device));
+    gemms.push_back(plan_gemm(part, before[i] * after[i + 1] < kFew ? 0 : static_cast<double>(problem.rows), device));
     gemms.back().first = i;
     all += gemms.back().nanoseconds;
   }

@@ -214,6 +214,7 @@ def measured_microseconds(call):
         (4096, [16] * 3, torch.float32),
         (8192, [8] * 4, torch.bfloat16),
         (8192, [32] * 2, torch.bfloat16),
+        (65536, [32] * 2, torch.bfloat16),
         (1024, [64] * 2, torch.float16),
         (1024, [32] * 3, torch.bfloat16),
         (1024, [128] * 2, torch.bfloat16),
