@@ -31,12 +31,13 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   problem.dtype = dtype_of(h, "h");
   const int width = 16 / size_of(problem.dtype);
   bool aligned = problem.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
-  bool together = true;  // they start as the result does
+  bool together = true;  // they start as the result does, and a vector reaches into one other row at most
   for (const OptionalTensor& array : {OptionalTensor(h), OptionalTensor(dy), dh}) {
     if (!array.has_value()) continue;
     const Rows rows = rows_of(*array, "array");
     aligned = aligned && vectors_fit(rows, width, problem.dtype);
-    together = together && aligned16(rows.data) && (problem.rows == 1 || (rows.stride - problem.n) % width == 0);
+    together =
+        together && aligned16(rows.data) && (problem.rows == 1 || (rows.stride >= width && (rows.stride - problem.n) % width == 0));
   }
   problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
   problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !bias &&
