@@ -176,7 +176,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
+// Instances, as rms_norm_bwd_plan.cc asks for them.
 #if CUOPS_TUNED
 #define RMS_NORM_BWD(name, T)                                                                                  \
   extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_general(cuops::RmsNormBwdParams p) { \

@@ -176,7 +176,7 @@ __device__ void sum_rows(const SumRowsParams& p) {
 extern "C" __global__ void rms_norm_sum_rows_f32(cuops::SumRowsParams p) { cuops::sum_rows<float>(p); }
 extern "C" __global__ void rms_norm_sum_rows_f64(cuops::SumRowsParams p) { cuops::sum_rows<double>(p); }
 
-// Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
+// Instances, as rms_norm_bwd_plan.cc asks for them.
 #define RMS_NORM_BWD_IN_TWO(name, T, suffix, kWidth)                                                                   \
   extern "C" __global__ void __launch_bounds__(1024) rms_norm_bwd_##name##_rows##suffix(cuops::RmsNormBwdParams p) {   \
     cuops::rms_norm_bwd_rows<T, kWidth>(p);                                                                            \

@@ -232,7 +232,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as plan_bwd in rms_norm_bwd.cc asks for them.
+// Instances, as rms_norm_bwd_plan.cc asks for them.
 #if CUOPS_TUNED
 #define RMS_NORM_BWD(name, T, suffix, kResident, kWide, kPhased, kThreads, kBlocks)                                           \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \

@@ -59,8 +59,7 @@ __device__ void sample_tiles(const SampleNormalParams& p) {
 
 }  // namespace cuops
 
-// Instances, as launch_tiles in sample_normal_launch.cc asks for them: blocks that share a multiprocessor, which bounds the
-// registers.
+// Instances, as sample_normal_tiles.cc asks for them: blocks that share a multiprocessor, which bounds the registers.
 #if CUOPS_TUNED
 #define CUOPS_TILES(blocks, name, ...)                                      \
   extern "C" __global__ void __launch_bounds__(cuops::kTileThreads, blocks) \
