@@ -24,5 +24,5 @@ found = cem.minimize(
     callbacks=cem.EarlyStopping(target=1e-3),
     cuda_graph=device == "cuda",
 )
-found.history.plot("rastrigin.png", offset=0.0)
 print(f"{found.score.item():.2e} after {found.evaluations} evaluations, {found.steps} steps")
+found.history.plot("rastrigin.png", offset=0.0)

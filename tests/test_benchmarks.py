@@ -165,3 +165,10 @@ def test_parts_of_the_article_add_up(tmp_path, capsys, monkeypatch):
     options.part, options.earlier = (1, 2), {"article": half}
     assert [record["dimension"] for record in article.article(options, {}, CpuTimer())] == list(range(10, 5000, 100))
     assert capsys.readouterr().out.endswith("calls from Python: 3.00\n")
+
+
+def test_samples_of_other_numbers_are_never_taken_for_the_contracts():
+    case = Case("sample_normal", "shared", (64, 32), torch.float32)
+    arguments = case.module.inputs(case, "cpu")
+    other = case.module.IMPLEMENTATIONS["torch"]()
+    assert all("own" in case.module.results(case, other, arguments) for _ in range(100))

@@ -326,3 +326,9 @@ def test_early_stopping_and_callbacks(array):
         == 21
     )
     assert minimize(sphere, array([2.0]), 1.0, steps=7).stopped_by is None
+
+
+@pytest.mark.parametrize("name", ["every", "patience"])
+def test_early_stopping_refuses_less_than_a_step(name):
+    with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+        EarlyStopping(**{name: 0})

@@ -129,3 +129,5 @@ def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
     assert "sample_normal of 3x17x4 float32 on" in capsys.readouterr().out
     assert main([*command, "--sigma", "-1"]) == 1
     assert "sigma: " in capsys.readouterr().err
+    assert main([*command, "--num-samples", "-1"]) == 1
+    assert "--num-samples: expected at least 0, got -1" in capsys.readouterr().err

@@ -57,6 +57,12 @@ def test_parts_of_a_draw_are_bitwise_those_of_the_whole(shape, sample_dim, share
     assert torch.equal(torch.cat(parts, axis), whole)
 
 
+def test_dtype_has_any_spelling(device):
+    mu = torch.zeros(3, device=device)
+    draws = [cuops.sample_normal(mu, 1.0, 4, dtype=dtype, seed=1) for dtype in (torch.float64, np.float64, "float64")]
+    assert all(x.dtype == torch.float64 and torch.equal(x, draws[0]) for x in draws)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bounded", [False, True])
 def test_both_layouts_hold_the_same_numbers(bounded, dtype, device):

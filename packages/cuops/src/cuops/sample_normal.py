@@ -108,6 +108,7 @@ def sample_normal(
     sizes = (*shape[:-1], num_samples, shape[-1]) if sample_dim == 0 else (*shape, num_samples)
     draw = Draw(0, 0, int(num_samples), int(start), int(sample_dim), bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):
+        dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))
         return _sample_normal_tensors.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)
     if seed is None and 0 not in sizes:
         seed = _sample_normal_arrays.fresh_seed(generator)

@@ -80,10 +80,11 @@ def _sample(case: Case, function: Function, arguments: dict[str, torch.Tensor], 
 
 def _is_cuops(computed: torch.Tensor, case: Case, arguments: dict[str, torch.Tensor]) -> bool:
     """Whether the samples are of the contract's numbers: others draw their own."""
+    some = min(case.shape[0], 16)  # with shared noise a sample alone is alike by chance now and then
     first = reference.sample_normal_torch(
-        arguments["mu"].double(), arguments["sigma"].double(), None, None, _draw(case, 0, 1), torch.float32
+        arguments["mu"].double(), arguments["sigma"].double(), None, None, _draw(case, 0, some), torch.float32
     )
-    return largest_error(computed[:1], first.double()) < 0.1
+    return largest_error(computed[:some], first.double()) < 0.1
 
 
 def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -50,6 +50,12 @@ class EarlyStopping:
     tolerance: float = 0.0
     every: int = 10
 
+    def __post_init__(self) -> None:
+        for name in ("patience", "every"):
+            steps = getattr(self, name)
+            if steps is not None and steps < 1:
+                raise ValueError(f"{name}: expected at least 1, got {steps}")
+
     def __call__(self, method: CrossEntropyMethod, history: History) -> bool:
         """Whether to stop."""
         if len(history) % self.every:

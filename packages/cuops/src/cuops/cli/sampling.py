@@ -34,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
     mu = read(options.input)
     if mu.values.ndim == 0:
         raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")
+    if options.num_samples < 0:
+        raise ValueError(f"--num-samples: expected at least 0, got {options.num_samples}")
     device, where = _device()
     means: Any = _as_array(mu, options.input)
     sigma: Any = _number(options.sigma)
