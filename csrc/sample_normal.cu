@@ -8,29 +8,26 @@
 namespace cuops {
 
 // Samples along rows: a thread has kWidth neighbouring columns, and walks over groups of samples. dim is a multiple of kWidth.
-// With kShared, one noise is for all columns. With kSpread, any dim of a single batch: the columns of a thread are far apart, so
-// that those of neighbouring threads are neighbours.
-template <class T, int kWidth, bool kShared, class Key, bool kSpread = false>
+template <class T, int kWidth, class Key>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
   const Launches launches(p);
   wait_for_previous(false);
-  const long long tiles = (p.columns + kWidth - 1) / kWidth, chunk = quotient(thread_index(), tiles);
-  const long long column = (thread_index() - chunk * tiles) * (kSpread ? 1 : kWidth), apart = kSpread ? tiles : 1;
+  const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
+  const long long column = (thread_index() - chunk * tiles) * kWidth;
   long long group = p.group + chunk * p.step;
   const long long end = min(group + p.step, p.end_group);
 
   Distribution<T> of[kWidth];
   if (group < end) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, kSpread ? min(column + j * apart, p.columns - 1) : column + j);
+    for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
   }
   const Noise<Key> noise = noise_of<Key>(p, launches);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) of[j].check();
-  const bool shared = kShared || (kWidth < 4 && p.shared);
-  const long long numbered = shared ? 0 : p.first_column + column;
-  const unsigned distinct = shared ? 0 : 1;
+  const long long numbered = p.shared ? 0 : p.first_column + column;
+  const unsigned distinct = p.shared ? 0 : 1;
   const long long batch = p.columns == p.dim ? 0 : quotient(column, p.dim), row_bytes = p.dim * sizeof(T);
   char* const out = static_cast<char*>(p.samples) + batch * p.num_samples * row_bytes + (column - batch * p.dim) * sizeof(T);
   char* at = out + (group * 4 - p.start) * row_bytes;
@@ -41,21 +38,12 @@ __device__ void sample_rows(const SampleNormalParams& p) {
     for (int left = groups_alike(group, end); left > 0; --left, ++group, at += 4 * row_bytes) {
       Pack<Acc, 4> z[kWidth];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        z[j] = kShared && j ? z[0] : normals_of<T>(noise, static_cast<unsigned>(group), low + j * distinct, top);
-      }
+      for (int j = 0; j < kWidth; ++j) z[j] = normals_of<T>(noise, static_cast<unsigned>(group), low + j * distinct, top);
       auto store = [&](char* to, int i, Acc sign) {
         Pack<T, kWidth> v;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(sign * z[j].at[i]);
-        if constexpr (kSpread) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            if (column + j * apart < p.columns) reinterpret_cast<T*>(to)[j * apart] = v.at[j];
-          }
-        } else {
-          store_pack(to, v);
-        }
+        store_pack(to, v);
       };
       if (group >= p.whole_group && group < p.end_whole) {
 #pragma unroll
@@ -170,13 +158,12 @@ __device__ inline void sample_truncated(const SampleNormalParams& p) {
     cuops::__VA_ARGS__(p);                                                                                                     \
   }
 using cuops::HostKey;
-using cuops::kRows4Blocks;
 using cuops::kSampleThreads;
 using cuops::SeedKey;
 
 // For any call.
-#define CUOPS_ANY(T, name)                                          \
-  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T, 1, false, SeedKey>) \
+#define CUOPS_ANY(T, name)                                   \
+  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T, 1, SeedKey>) \
   CUOPS_KERNEL(1, name##_columns, sample_columns<T, false, SeedKey>)
 CUOPS_ANY(double, f64)
 CUOPS_ANY(float, f32)
@@ -184,16 +171,12 @@ CUOPS_ANY(__half, f16)
 CUOPS_ANY(__nv_bfloat16, bf16)
 CUOPS_KERNEL(1, truncated, sample_truncated)
 
+// For a launch of many blocks, which come sooner than they count themselves. It waits for all blocks of the launch before.
+extern "C" __global__ void sample_normal_fwd_count(cuops::SampleNormalParams p) { ++*p.replays; }
+
 // For speed, with the key from the host.
-#if CUOPS_TUNED >= 80
-CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, false, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, f32_rows_4_shared, sample_rows<float, 4, true, HostKey>)
-CUOPS_KERNEL(kRows4Blocks, bf16_rows_4_shared, sample_rows<__nv_bfloat16, 4, true, HostKey>)
+#if CUOPS_TUNED
+CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, HostKey>)
 CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
 CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
-#endif
-#if CUOPS_TUNED >= 90
-CUOPS_KERNEL(kRows4Blocks, f16_rows_4_shared, sample_rows<__half, 4, true, HostKey>)
-CUOPS_KERNEL(1, f64_spread_shared, sample_rows<double, 4, true, HostKey, true>)
-CUOPS_KERNEL(kRows4Blocks, f32_spread_shared, sample_rows<float, 4, true, HostKey, true>)
 #endif

@@ -8,9 +8,11 @@ namespace cuops {
 // What a call in a CUDA graph counts its replays in: counters of its blocks, so many int64 apart.
 constexpr int kReplaysParts = 32, kReplaysApart = 8;
 
-constexpr int kSampleThreads = 128;  // of a block
-constexpr int kRows4Blocks = 7;      // that a multiprocessor runs at a time, of four columns a thread
-constexpr int kTileThreads = 256;    // of a block of sample_tiles
+constexpr int kSampleThreads = 128;     // of a block
+constexpr int kRows4Blocks = 7;         // of the gradient that a multiprocessor runs at a time
+constexpr int kTileThreads = 256;       // of a block of sample_tiles
+constexpr int kSharedThreads = 128;     // of a block of sample_shared
+constexpr int kSharedNoiseRows = 1024;  // that it has at most
 
 // Quotients of numbers below 2^31.
 struct Divider {
@@ -33,7 +35,7 @@ struct SampleNormalParams {
   long long whole_group, end_whole;  // those that are all in it; none where samples are antithetic
   double sigma_value;
   long long step;     // groups that a thread takes in turn; in sample_tiles it takes one of so many
-  unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two
+  unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two; in sample_shared, rows
   unsigned keys[20];  // the key schedule of `seed`, for kernels without `state`
   DType dtype;        // of the samples
   bool state_has_stream;
@@ -41,8 +43,10 @@ struct SampleNormalParams {
   bool mu_wide, sigma_wide;  // in the dtype of the arithmetic, where the samples have 16 bits
   bool shared, antithetic;
   bool along_columns;
+  bool replays_counted;    // by a kernel before this one, in the first counter
   unsigned replays_shift;  // of the blocks that share a counter of replays, as a power of two
-  Divider lines, tiles;    // threads for a group of samples of all columns, and of those of one distribution's row
+  Divider lines;           // threads for a group of samples of all columns; in sample_shared, blocks for a period
+  Divider tiles;           // threads for one of one distribution's row; in sample_shared, those of a block for a period
 };
 static_assert(sizeof(SampleNormalParams) == 296, "host and device must agree on the layout");
 

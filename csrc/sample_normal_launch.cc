@@ -4,13 +4,15 @@
 namespace cuops {
 namespace {
 
-enum Variant { kRows1, kRows2, kRows4Shared, kSpreadShared, kColumns, kColumnsWhole };
+constexpr unsigned kBlocksThatCount = 8192;  // more take longer to count than a kernel does
+
+enum Variant { kRows1, kRows2, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][6];  // for the life of the process
+    Kernel* at[4][4];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_rows_1", "_rows_2", "_rows_4_shared", "_spread_shared", "_columns", "_columns_whole"};
+      constexpr const char* suffixes[] = {"_rows_1", "_rows_2", "_columns", "_columns_whole"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = kRows1; v <= kColumnsWhole; ++v)
           at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
@@ -45,28 +47,11 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
 }
 
 void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
-  if (wide && launch_tiles(p, dtype, device, stream, hw)) return;
-  const std::int64_t groups = p.end_group - p.group;
-  const int size = size_of(dtype);
-  auto fits = [&](int width) { return p.dim % width == 0 && reinterpret_cast<std::uintptr_t>(p.samples) % (width * size) == 0; };
-  Variant variant = kRows1;
-  int width = 1;
-  const bool tuned = wide && p.state == nullptr, newer = hw.tuned >= 90;
-  if (tuned && p.shared && dtype != kFloat64 && fits(4) && (newer || dtype != kFloat16)) {
-    variant = kRows4Shared;
-    width = 4;
-  } else if (newer && tuned && p.shared && size >= 4 && p.columns == p.dim) {
-    variant = kSpreadShared;
-    width = 4;
-  } else if (tuned && dtype == kFloat64 && fits(2)) {
-    variant = kRows2;
-    width = 2;
-  }
-  const std::int64_t lines = divide_up(p.columns, width);
-  // Shared noise costs so little that the writes count: neighbouring rows at about the same time.
-  const int most = variant == kSpreadShared ? size / 4 : variant == kRows4Shared && size == 4 ? 2 : 32;
-  p.step = step_for(groups, lines, most, hw);
-  launch_threads(kernel_for(dtype, variant), lines * divide_up(groups, p.step), device, stream, &p);
+  if (wide && (launch_shared(p, dtype, device, stream, hw) || launch_tiles(p, dtype, device, stream, hw))) return;
+  const bool two = wide && p.state == nullptr && dtype == kFloat64 && p.dim % 2 == 0 && aligned16(p.samples);
+  const std::int64_t groups = p.end_group - p.group, lines = p.columns / (two ? 2 : 1);
+  p.step = step_for(groups, lines, 32, hw);
+  launch_threads(kernel_for(dtype, two ? kRows2 : kRows1), lines * divide_up(groups, p.step), device, stream, &p);
 }
 
 }  // namespace
@@ -74,6 +59,11 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
 void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p, int threads_a_block) {
   LaunchShape shape{sample_blocks(threads, threads_a_block), static_cast<unsigned>(threads_a_block)};
   p->replays_shift = static_cast<unsigned>(log2_up(divide_up(shape.blocks, kReplaysParts)));
+  p->replays_counted = p->replays != nullptr && shape.blocks > kBlocksThatCount;
+  if (p->replays_counted) {
+    static Kernel* const count = new Kernel("sample_normal", "sample_normal_fwd_count");
+    launch(*count, device, stream, {1, 1}, p);
+  }
   shape.overlaps = true;
   launch(kernel, device, stream, shape, p);
 }

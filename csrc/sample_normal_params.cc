@@ -31,6 +31,12 @@ unsigned sample_blocks(std::int64_t threads, int threads_a_block) {
   return static_cast<unsigned>(blocks);
 }
 
+Divider divider_of(std::int64_t divisor) {
+  const unsigned shift = static_cast<unsigned>(log2_up(divisor));
+  const std::int64_t multiplier = divide_up(std::int64_t{1} << (31 + shift), divisor);
+  return {static_cast<unsigned>(divisor), static_cast<unsigned>(multiplier), shift};
+}
+
 void set_groups(SampleNormalParams* p) {
   const int copies = p->antithetic ? 2 : 1;
   p->group = p->start / copies / 4;

@@ -21,12 +21,6 @@ Kernel& kernel_for(DType dtype, Tile tile) {
   return *table.at[dtype][tile];
 }
 
-Divider divider_of(std::int64_t divisor) {
-  const unsigned shift = static_cast<unsigned>(log2_up(divisor));
-  const std::int64_t multiplier = divide_up(std::int64_t{1} << (31 + shift), divisor);
-  return {static_cast<unsigned>(divisor), static_cast<unsigned>(multiplier), shift};
-}
-
 // How many threads share the groups of a tile: so many that the multiprocessor with most blocks has least to do, its preparations
 // counting for a third of a group. More blocks, with less to wait for at the end, may take 1/48 longer by this measure.
 std::int64_t share_groups(std::int64_t groups, std::int64_t tiles, std::int64_t multiprocessors) {

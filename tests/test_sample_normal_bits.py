@@ -1,5 +1,7 @@
 """Samples have the same bits in every run, on every GPU and by every backend: those that are written here."""
 
+import itertools
+import math
 import os
 import subprocess
 import sys
@@ -75,18 +77,39 @@ def test_batches_draw_the_columns_of_one_row(shape):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [1, 5, 1024, 40_000])
-@pytest.mark.parametrize("d", [3, 110, 256])
-def test_replays_count_on_in_any_grid(d, n):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1,), (2,), (3,), (10,), (110,), (4096,), (4097,), (40_001,), (3, 62), (2, 7)], ids=str
+)
+@pytest.mark.parametrize("options", [{}, {"antithetic": True, "start": 3}, {"seed": torch.tensor([5])}], ids=str)
+def test_shared_noise_is_that_of_a_draw_of_one_dimension(shape, dtype, options):
+    """Kernels for many columns a noise have vectors that lie in one row or in two, and fewer rows than a period at the end."""
+    options = {"seed": 5} | {k: v.cuda() if k == "seed" else v for k, v in options.items()}
+    mu = torch.linspace(-1, 1, math.prod(shape), dtype=torch.float64).reshape(shape).to(dtype).cuda()
+    sigma = mu.abs() + 0.5
+    n = (3 << 20) // (dtype.itemsize * mu.numel()) // 8 * 8 + (8 if len(shape) > 1 else 3)
+    x = cuops.sample_normal(mu, sigma, n, shared_noise=True, **options)
+    for column in {0, shape[-1] // 2, shape[-1] - 1}:
+        one = [a.reshape(-1, shape[-1])[-1, column, None] for a in (mu, sigma)]
+        assert torch.equal(x.reshape(-1, n, shape[-1])[-1, :, column, None], cuops.sample_normal(*one, n, **options))
+    misaligned = mu.new_empty(x.numel() + 1)[1:].view(x.shape)
+    assert torch.equal(cuops.sample_normal(mu, sigma, n, shared_noise=True, out=misaligned, **options), x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("d", "n", "shared"), [*itertools.product([3, 110, 256], [1, 5, 1024, 40_000], [False]), (256, 200_000, True)]
+)
+def test_replays_count_on_in_any_grid(d, n, shared):
     mu, graph = torch.zeros(d, device="cuda"), torch.cuda.CUDAGraph()
-    cuops.sample_normal(mu, 1.0, n)
+    cuops.sample_normal(mu, 1.0, n, shared_noise=shared)
     torch.manual_seed(11)
     seeds = [torch.empty((), dtype=torch.int64).random_() for _ in range(2)]
     torch.manual_seed(11)
     with torch.cuda.graph(graph):
-        drawn = [cuops.sample_normal(mu, 1.0, n) for _ in seeds]
+        drawn = [cuops.sample_normal(mu, 1.0, n, shared_noise=shared) for _ in seeds]
     for replay in range(3):
         graph.replay()
         for seed, x in zip(seeds, drawn, strict=True):
             state = torch.stack([seed, torch.tensor(replay)]).cuda()
-            assert torch.equal(x, cuops.sample_normal(mu, 1.0, n, seed=state))
+            assert torch.equal(x, cuops.sample_normal(mu, 1.0, n, seed=state, shared_noise=shared))

@@ -39,20 +39,22 @@ __device__ inline long long quotient(long long a, long long b) {
 
 __device__ inline unsigned quotient(unsigned a, const Divider& by) { return __umulhi(2 * a, by.multiplier) >> by.shift; }
 
-// How many launches were before this one, which count themselves by their blocks: all of a launch come before any of the next.
-// There are several counters, as thousands at one address would wait for each other. The first block of each counts for those
-// that would make a power of two. Asked when it is made, which is before anything else, as the answer takes long.
+// How many launches were before this one. Where a kernel before has counted, the number is there. Else launches count themselves by
+// their blocks: all of a launch come before any of the next. There are several counters, as thousands at one address would wait for
+// each other. The first block of each counts for those that would make a power of two. Made before anything else, as the answer
+// takes long.
 struct Launches {
   unsigned long long counted = 0;
 
   __device__ explicit Launches(const SampleNormalParams& p) {
-    if (p.replays == nullptr || threadIdx.x != 0) return;
+    if (p.replays == nullptr || p.replays_counted || threadIdx.x != 0) return;
     const unsigned part = blockIdx.x >> p.replays_shift, first = part << p.replays_shift, whole = 1u << p.replays_shift;
     const unsigned missing = whole - min(whole, gridDim.x - first);
     counted = atomicAdd(reinterpret_cast<unsigned long long*>(p.replays + part * kReplaysApart),
                         1ull + (blockIdx.x == first ? missing : 0));
   }
   __device__ unsigned long long before(const SampleNormalParams& p) const {
+    if (p.replays_counted) return *p.replays - 1;
     __shared__ unsigned long long launches;
     if (threadIdx.x == 0) launches = counted >> p.replays_shift;
     __syncthreads();

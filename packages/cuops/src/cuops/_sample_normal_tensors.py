@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from . import _backend, reference
 from . import _sample_normal_checks as _checks
 from ._random_state import advancing, host_seed, is_capturing, is_for, random_state
-from ._sample_normal_torch import draw_into, draw_of
+from ._sample_normal_torch import draw_into, draw_of, sizes_of
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -104,13 +104,12 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
     """The samples by the shortest way, without PyTorch's dispatcher, or None where a call needs more than that."""
     if (
         type(mu) not in PLAIN
-        or _is_compiling()
         or not mu.is_cuda
         or type(num_samples) is not int
         or num_samples <= 0
         or type(start) is not int
         or not 0 <= start < 1 << 43
-        or (sample_dim != 0 and sample_dim != -1)
+        or _is_compiling()
         or _modes()
         or _peek() is not None
         or forward_ad._current_level >= 0
@@ -126,29 +125,34 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         return None
     if not shape or 0 in shape:
         return None
-    replays, state = 0, None
+    state = None
     if type(seed) is Tensor and generator is None:
         state, seed = seed, 0
     elif seed is not None:
         if generator is not None or type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
             return None
-    elif is_capturing():
-        if generator is not None:
-            return None
-        device = mu.device.index
-        seed, replays = host_seed(None), _backend.library().sample_normal_replays(device)
     elif generator is not None and (type(generator) is not torch.Generator or not is_for(generator, mu.device)):
         return None
-    if sample_dim == 0:
-        x = mu.new_empty((num_samples, *shape) if len(shape) == 1 else (*shape[:-1], num_samples, shape[-1]))
+    if sample_dim == 0:  # sizes one by one are read sooner than a tuple
+        x = mu.new_empty(num_samples, shape[0]) if len(shape) == 1 else mu.new_empty(*sizes_of(shape, num_samples, 0))
+    elif sample_dim == -1:
+        x = mu.new_empty(*shape, num_samples)
     else:
-        x = mu.new_empty((*shape, num_samples))
+        return None
     if seed is not None:
-        _library_fwd()(x, mu, sigma, value, None, None, state, replays, seed, 0, start, sample_dim, shared, antithetic)
+        _library_fwd()(x, mu, sigma, value, None, None, state, 0, seed, 0, start, sample_dim, shared, antithetic)
         return x
     taken = _default_generators()[mu.get_device()] if generator is None else generator
     with advancing:
-        offset, seed = taken.get_offset(), taken.initial_seed()
+        try:
+            offset, seed = taken.get_offset(), taken.initial_seed()
+        except RuntimeError:  # as it is while a CUDA graph is captured, whose replays count themselves
+            if generator is not None or not is_capturing():
+                return None
+            replays = _backend.library().sample_normal_replays(mu.get_device())
+            draw = replays, host_seed(None), 0, start, sample_dim, shared, antithetic
+            _library_fwd()(x, mu, sigma, value, None, None, None, *draw)
+            return x
         if seed >> 63:
             seed -= 1 << 64
         _library_fwd()(

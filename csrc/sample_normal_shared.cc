@@ -1,0 +1,46 @@
+// By how many blocks, of how many rows each, sample_shared draws.
+#include "sample_normal_params.h"
+
+namespace cuops {
+namespace {
+
+Kernel& kernel_for(DType dtype, bool one_row) {
+  struct Table {
+    Kernel* at[4][2];  // for the life of the process
+    Table() {
+      constexpr const char* suffixes[] = {"_shared_periods", "_shared"};
+      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+        for (int v = 0; v < 2; ++v)
+          at[t][v] = new Kernel("sample_normal_shared", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][one_row];
+}
+
+}  // namespace
+
+bool launch_shared(SampleNormalParams& p, DType dtype, int device, CUstream stream, const Hardware& hw) {
+  const int size = size_of(dtype), vector = 16 / size;
+  const std::int64_t most = std::int64_t{1} << 30, batches = p.columns / p.dim;
+  std::int64_t period = 1;
+  while (period * p.dim % vector != 0) period *= 2;
+  const bool few = p.columns * p.num_samples * size < 1 << 20;  // drawn sooner by threads that do not wait for each other
+  const bool whole = aligned16(p.samples) && (batches == 1 || p.num_samples % period == 0);
+  if (!p.shared || few || !whole || period * p.dim > most) return false;
+  const std::int64_t vectors = period * p.dim / vector, columns = divide_up(vectors, kSharedThreads);
+  const std::int64_t tiles = divide_up(vectors, columns), lanes = kSharedThreads / tiles;
+  // Memory is written fastest where blocks are short, but each has to load its distributions and to draw its noise.
+  const std::int64_t turns = batches * columns * divide_up(p.num_samples, lanes * period), most_turns = size == 2 ? 16 : 8;
+  const std::int64_t turn = std::clamp<std::int64_t>(turns / (2 * std::int64_t{hw.multiprocessors}), 1, most_turns);
+  p.lanes = static_cast<unsigned>(period);
+  p.step = std::min(lanes * turn, kSharedNoiseRows / period);
+  const std::int64_t blocks = batches * divide_up(p.num_samples, p.step * period) * columns;
+  if (blocks > most) return false;
+  p.lines = divider_of(columns);
+  p.tiles = divider_of(tiles);
+  launch_threads(kernel_for(dtype, period == 1), blocks * kSharedThreads, device, stream, &p, kSharedThreads);
+  return true;
+}
+
+}  // namespace cuops
