@@ -111,7 +111,8 @@ GPU_TESTS = ("python", "-m", "pytest", "-m", "gpu", "--ignore=tests/test_wheels.
 def gpu_tests(session: nox.Session) -> None:
     """Run the tests on this machine's GPU, with the wheels of dist/ (with --no-venv: with what is importable)."""
     install_built(session, "test")
-    session.run(*GPU_TESTS, *session.posargs)
+    workers = {"OMP_NUM_THREADS": "1"} if "-n" in session.posargs else {}  # which else wait for each other's threads
+    session.run(*GPU_TESTS, *session.posargs, env=workers)
 
 
 @nox.session
