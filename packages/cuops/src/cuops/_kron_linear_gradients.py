@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ from ._kron_linear_gemm import chain_of_matmuls_backward
 
 MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
 ENOUGH = 1 << 22  # elements, from which on they are with fewer factors
+SQUARES = 32, 64, 128  # sizes of two factors, or two products of factors, that may have a kernel
+TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 MERGED = 64  # the largest product of small factors, whose gradients are found together
 
 
@@ -28,7 +31,7 @@ def _merged(factors: Sequence[Tensor]) -> list[slice]:
     o = i = MERGED + 1
     for k in reversed(range(len(factors))):
         w = factors[k]
-        if max(o * w.shape[0], i * w.shape[1]) <= MERGED:
+        if max(o * w.shape[0], i * w.shape[1]) <= MERGED and slices[0].stop - k <= TOGETHER:
             o, i, slices[0] = o * w.shape[0], i * w.shape[1], slice(k, slices[0].stop)
         else:
             o, i = w.shape
@@ -69,8 +72,10 @@ def fused_backward(
     transposes of all other factors.
     """
     transposed = [w.mT for w in factors]
-    if cut := _equal_squares(x, factors):
+    if any(needs_factors) and (cut := _equal_squares(x, factors)):
         return _backward_of_squares(dy, x, factors, cut, needs_x, needs_factors)
+    if any(needs_factors) and any(_equal_squares(x, factors[k:]) for k in range(1, len(factors) - 1)):
+        return _backward_beyond_first(dy, x, factors, needs_x, needs_factors)
     if not _worth_fusing(dy, factors):
         return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
     dx = fused_chain(dy, transposed, None) if needs_x else None
@@ -96,22 +101,23 @@ def fused_backward(
 
 
 @functools.lru_cache(4096)
-def _square_rows(rows: int, size: int, device: int) -> int:
-    return library().kron_linear_bwd_square_rows(rows, size, device)
+def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, device: int) -> int:
+    return library().kron_linear_bwd_squares_blocks(DTYPES[dtype], rows, size, wanted, device)
 
 
 def _equal_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
     """How many factors come first, where theirs and the others' product are squares of one size that has a kernel."""
-    if x.dtype != torch.float32 or x.numel() < ENOUGH or tf32_allowed(x):
+    columns = math.prod(w.shape[1] for w in factors)
+    size = math.isqrt(columns)
+    if size not in SQUARES or size * size != columns or tf32_allowed(x) or x.dtype == torch.float64:
         return 0
-    size, rows = math.isqrt(x.shape[-1]), x.numel() // x.shape[-1]
-    if size * size != x.shape[-1] or not _square_rows(rows, size, x.device.index):
+    if not _square_blocks(x.dtype, x.numel() // columns, size, 1, x.device.index):
         return 0
     o = i = 1
     for cut, w in enumerate(factors):
         if o == i == size:
             rest = math.prod(f.shape[0] for f in factors[cut:])
-            return cut if rest == size else 0
+            return cut if rest == size and max(cut, len(factors) - cut) <= TOGETHER else 0
         o, i = o * w.shape[0], i * w.shape[1]
     return 0
 
@@ -119,22 +125,43 @@ def _equal_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
 def _backward_of_squares(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """`fused_backward` for two groups of factors, each of one size: a kernel that reads dy and x once for each."""
-    shape, columns = x.shape, x.shape[-1]
-    size = math.isqrt(columns)
-    x, dy = (in_place(t.contiguous()).reshape(-1, columns) for t in (x, dy))
-    dx = fused_chain(dy, [w.mT for w in factors], None).reshape(shape) if needs_x else None
-    groups = slice(0, cut), slice(cut, None)
-    needed = [any(needs_factors[group]) for group in groups]
+    """`fused_backward` for two groups of factors, each of one size: a kernel for all gradients, one to add up."""
+    columns = x.shape[-1]
+    size, groups = math.isqrt(columns), (slice(0, cut), slice(cut, None))
+    state, grad = (in_place(t.contiguous()).reshape(-1, columns) for t in (x, dy))
+    pair = [in_place(functools.reduce(torch.kron, factors[group]).contiguous()) for group in groups]
+    needed = [group for group in groups if any(needs_factors[group])]
+    dx = torch.empty_like(state) if needs_x else None
+    dw = [x.new_empty(size, size, dtype=torch.float32 if len(factors[g]) > 1 else x.dtype) for g in needed]
+    wanted = sum(1 << k for k, group in enumerate(groups) if any(needs_factors[group])) + 4 * needs_x
+    blocks = _square_blocks(x.dtype, len(state), size, wanted, x.device.index)
+    partial = x.new_empty(blocks * len(dw), columns, dtype=torch.float32)
+    library().kron_linear_bwd_squares(dw, dx, partial, grad, state, pair, wanted)
     dfactors: list[Tensor | None] = [None] * len(factors)
-    if not any(needed):
-        return dx, dfactors
-    partial = x.new_empty(_square_rows(len(x), size, x.device.index), size, size)
-    dw = [x.new_empty(size, size) for need in needed if need]
-    library().kron_linear_bwd_square(dw, partial, dy, x, factors, cut, *needed)
-    for group, found in zip((g for g, need in zip(groups, needed, strict=True) if need), dw, strict=True):
+    for group, found in zip(needed, dw, strict=True):
         dfactors[group] = _unmerge(found, factors[group], needs_factors[group])
-    return dx, dfactors
+    return None if dx is None else dx.reshape(x.shape), dfactors
+
+
+def _backward_beyond_first(
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """`fused_backward` with the first factor by GEMMs: the others are applied to what it makes of x."""
+    w, others = factors[0], factors[1:]
+    (o, i), rest = w.shape, math.prod(f.shape[1] for f in others)
+    state, grad = x.reshape(-1, i, rest), dy.reshape(-1, math.prod(f.shape[0] for f in others))
+    needs_both, before, dothers = needs_x or needs_factors[0], None, [None] * len(others)
+    if any(needs_factors[1:]):
+        after = torch.bmm(w.expand(len(state), o, i), state).reshape(-1, rest)
+        before, dothers = fused_backward(grad, after, others, needs_both, needs_factors[1:])
+    elif needs_both:
+        before = fused_chain(grad, [f.mT for f in others], None)
+    if before is None:
+        return None, [None, *dothers]
+    before = before.reshape(-1, o, rest)
+    dw = torch.bmm(before, state.mT).sum(0) if needs_factors[0] else None
+    dx = torch.bmm(w.mT.expand(len(state), i, o), before).reshape(x.shape) if needs_x else None
+    return dx, [dw, *dothers]
 
 
 def _sum_of_products(g: Tensor, x: Tensor, wide: bool) -> Tensor:
@@ -149,14 +176,18 @@ def _sum_of_products(g: Tensor, x: Tensor, wide: bool) -> Tensor:
 
 def _unmerge(dw: Tensor, factors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of factors from that of their Kronecker product."""
-    if len(factors) == 1:
+    n = len(factors)
+    if n == 1:
         return [dw]
-    found: list[Tensor | None] = []
-    for k, (w, needed) in enumerate(zip(factors, needs, strict=True)):
-        one = torch.ones(1, 1, dtype=dw.dtype, device=dw.device)
-        before = functools.reduce(torch.kron, [f.to(dw.dtype) for f in factors[:k]], one)
-        after = functools.reduce(torch.kron, [f.to(dw.dtype) for f in factors[k + 1 :]], one)
-        outer = dw.reshape(before.shape[0], -1, before.shape[1], dw.shape[1] // before.shape[1])
-        inner = torch.einsum("aobi,ab->oi", outer, before).reshape(w.shape[0], -1, w.shape[1], after.shape[1])
-        found.append(torch.einsum("oaib,ab->oi", inner, after).to(w.dtype) if needed else None)
+    sizes = [w.shape[0] for w in factors] + [w.shape[1] for w in factors]
+    # An axis for the elements of each factor, of which the last ones are summed away.
+    left = dw.reshape(sizes).permute([axis for k in range(n) for axis in (k, n + k)]).reshape(-1)
+    elements = [w.reshape(-1).to(dw.dtype) for w in factors]
+    products = list(itertools.accumulate(elements[:-1], lambda a, b: torch.outer(a, b).reshape(-1)))
+    found: list[Tensor | None] = [None] * n
+    for k in reversed(range(n)):
+        if needs[k]:
+            own = products[k - 1] @ left.reshape(-1, factors[k].numel()) if k else left
+            found[k] = own.reshape(factors[k].shape).to(factors[k].dtype)
+        left = left.reshape(-1, factors[k].numel()) @ elements[k]
     return found

@@ -1,0 +1,127 @@
+// Gradients of two factors of one size and of their input on the host: checks, which kernel there is, the launches.
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/function.h>
+
+#include <algorithm>
+
+#include "host/error.h"
+#include "host/kernel.h"
+#include "host/tensor.h"
+#include "kron_linear_squares.h"
+
+namespace cuops {
+namespace {
+
+constexpr int kUnitsBefore = 16;  // kAt of kron_linear_squares_bwd.cu
+
+// An instance of kron_linear_squares_bwd.cu.
+struct SquaresKernel {
+  DType dtype;
+  int size, teams, buffers;
+  bool split;  // blocks find one gradient each
+  Kernel kernel;
+
+  int shared_bytes() const {
+    const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
+    return 16 * (kUnitsBefore + tile * ((split ? 1 : 2) + 2 * teams * buffers));
+  }
+};
+
+SquaresKernel* find_kernel(DType dtype, std::int64_t size, const Hardware& hw) {
+  static const char* const op = "kron_linear_squares_bwd";
+  static SquaresKernel kernels[] = {
+      {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},    {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},
+      {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},   {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},
+      {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},    {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},
+      {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},  {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},
+      {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
+  if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
+  for (SquaresKernel& k : kernels)
+    if (k.dtype == dtype && k.size == size && k.shared_bytes() <= hw.shared_bytes - 1024) return &k;
+  return nullptr;
+}
+
+const Hardware& squares_hardware(int device) { return hardware("kron_linear_squares_bwd", device); }
+
+int count_of(int gradients) { return (gradients & 1) + (gradients >> 1 & 1) + (gradients >> 2 & 1); }
+
+// How many blocks work on each gradient.
+std::int64_t blocks_of(const SquaresKernel& k, std::int64_t rows, int wanted, const Hardware& hw) {
+  const std::int64_t most = hw.multiprocessors / (k.split ? count_of(wanted) : 1);
+  return std::min<std::int64_t>((rows + k.teams - 1) / k.teams, std::max<std::int64_t>(1, most));
+}
+
+void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows, std::int64_t columns) {
+  if (dtype_of(t, name) != dtype) raise("TypeError", std::string(name) + ": expected " + name_of(dtype));
+  if (t.ndim() != 2 || t.size(0) != rows || t.size(1) != columns || !t.is_contiguous() || !aligned16(data_of(t)))
+    raise("ValueError", std::string(name) + ": expected a contiguous, aligned matrix of " + std::to_string(rows) + " x " +
+                            std::to_string(columns));
+  expect_device(t, name, device);
+}
+
+}  // namespace
+
+// How many matrices of partial sums kron_linear_bwd_squares needs for each gradient of a factor; 0 where it has no kernel. `wanted`
+// adds up 1 for the first factor, 2 for the second, and 4 for the input.
+int64_t kron_linear_bwd_squares_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, int64_t device) {
+  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  const Hardware& hw = squares_hardware(static_cast<int>(device));
+  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, hw);
+  return kernel == nullptr ? 0 : blocks_of(*kernel, rows, static_cast<int>(wanted), hw);
+}
+
+// The gradients of y = x kron(factors[0], factors[1])^T, where both factors are (size, size): those of the factors in `dfactors`
+// and that of x in dx, each where `wanted` says so. dy and x are (rows, size^2); `partial` is scratch, float32, of
+// kron_linear_bwd_squares_blocks matrices for each gradient of a factor. `dfactors` may be float32 for 16 bits.
+void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
+                             TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted) {
+  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  const DType dtype = dtype_of(x, "x");
+  const int of_factors = count_of(static_cast<int>(wanted & 3));
+  if (wanted < 1 || wanted > 7 || static_cast<int>(dfactors.size()) != of_factors || dx.has_value() != (wanted >> 2 == 1))
+    raise("ValueError", "wanted: expected 1 to 7, and an array for each gradient");
+  if (factors.size() != 2 || factors[0].ndim() != 2) raise("ValueError", "factors: expected two matrices");
+  const std::int64_t size = factors[0].size(0), n = size * size, rows = x.size(0);
+  for (const tvm::ffi::Tensor& factor : factors) expect_matrix(TensorView(factor), "factors", dtype, x.device(), size, size);
+  expect_matrix(x, "x", dtype, x.device(), rows, n);
+  expect_matrix(dy, "dy", dtype, x.device(), rows, n);
+  const int device = x.device().device_id;
+  const Hardware& hw = squares_hardware(device);
+  SquaresKernel* const k = find_kernel(dtype, size, hw);
+  if (k == nullptr || rows == 0) raise("ValueError", "x: no kernel for this; ask kron_linear_bwd_squares_blocks");
+  const std::int64_t blocks = blocks_of(*k, rows, static_cast<int>(wanted), hw);
+  KronSquaresParams p{data_of(x), data_of(dy), data_of(TensorView(factors[0])), data_of(TensorView(factors[1])), nullptr,
+                      nullptr,    rows,        static_cast<int>(wanted)};
+  KronSquaresSum sum{nullptr, {}, static_cast<int>(blocks), static_cast<int>(size), of_factors, {}, {}};
+  if (dx.has_value()) {
+    expect_matrix(*dx, "dx", dtype, x.device(), rows, n);
+    p.dx = data_of(*dx);
+  }
+  for (int i = 0; i < of_factors; ++i) {
+    const TensorView dw(dfactors[i]);
+    sum.dtype[i] = dtype_of(dw, "dfactors");
+    expect_matrix(dw, "dfactors", sum.dtype[i] == kFloat32 ? kFloat32 : dtype, x.device(), size, size);
+    sum.gradient[i] = data_of(dw);
+    sum.transposed[i] = i == 1 || (wanted & 1) == 0;
+  }
+  if (of_factors > 0) {
+    expect_matrix(partial, "partial", kFloat32, x.device(), partial.size(0), n);
+    if (partial.size(0) < blocks * of_factors) raise("ValueError", "partial: too few matrices");
+    p.partial = reinterpret_cast<float*>(data_of(partial));
+    sum.partial = p.partial;
+  }
+  static Kernel sum_kernel{"kron_linear_squares_bwd", "kron_squares_sum"};
+  const ContextGuard context(device);
+  const CUstream stream = current_stream(x.device());
+  const unsigned shares = k->split ? count_of(static_cast<int>(wanted)) : 1, threads = static_cast<unsigned>(2 * size * k->teams);
+  launch(k->kernel, device, stream,
+         {static_cast<unsigned>(blocks) * shares, threads, 1, 1, static_cast<unsigned>(k->shared_bytes())}, &p);
+  LaunchShape sum_shape{static_cast<unsigned>(n / 32 * of_factors), 512};
+  sum_shape.overlaps = true;
+  if (of_factors > 0) launch(sum_kernel, device, stream, sum_shape, &sum);
+}
+
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_squares_blocks, cuops::kron_linear_bwd_squares_blocks);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_squares, cuops::kron_linear_bwd_squares);

@@ -1,0 +1,117 @@
+"""Gradients of kron_linear where factors make two squares of one size, which have kernels of their own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import cuops
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+SQUARES = [[(size, size)] * 2 for size in (32, 64, 128)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def random(shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cuda").to(dtype)
+
+
+def arguments(rows, sizes, dtype):
+    """x, dy and factors whose products keep the magnitude of what they are applied to."""
+    factors = [(random(size, torch.float64, seed) / size[1] ** 0.5).to(dtype) for seed, size in enumerate(sizes, 1)]
+    out, in_ = (math.prod(size[k] for size in sizes) for k in range(2))
+    return random((rows, in_), dtype), random((rows, out), dtype, 9), factors
+
+
+def gradients(x, dy, factors, needs_x=True, needs_factors=None):
+    """By cuops."""
+    needs_factors = needs_factors or [True] * len(factors)
+    leaves = [t.clone().requires_grad_(n) for t, n in zip((x, *factors), (needs_x, *needs_factors), strict=True)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return torch.autograd.grad(cuops.kron_linear(leaves[0], leaves[1:]), wanted, dy)
+
+
+def by_gemms(x, dy, factors):
+    from cuops._kron_linear_gemm import chain_of_matmuls_backward
+
+    dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
+    return [dx, *dfactors]
+
+
+def distance(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(rows, sizes) for rows in (1, 5, 300) for sizes in SQUARES]
+    + [(1025, [(8, 8)] * 4), (1100, [(2, 32), (32, 2)] * 2), (257, [(32, 32), (4, 4), (128, 128)])]
+    # after a first factor that has none
+    + [(40, [(8, 8)] * 5), (7, [(3, 5), (64, 64), (64, 64)]), (9, [(2, 2), (5, 3), (32, 32), (32, 32)])],
+)
+def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, dtype):
+    x, dy, factors = arguments(rows, sizes, dtype)
+    if dtype == torch.float32:  # where every row has a scale of its own
+        dy = dy * torch.logspace(-3, 3, rows, device="cuda")[:, None]
+    wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
+    for mine, gemm, want in zip(gradients(x, dy, factors), by_gemms(x, dy, factors), wide, strict=True):
+        assert (mine.shape, mine.dtype) == (want.shape, dtype)
+        # What is stored last is rounded in both, and both round once or more before.
+        assert distance(mine, want) <= 2 * distance(gemm, want) + (4e-7 if dtype == torch.float32 else 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [*SQUARES, [(3, 3), (32, 32), (32, 32)]])
+def test_only_some_gradients_of_squares(sizes, dtype):
+    x, dy, factors = arguments(300, sizes, dtype)
+    everything = gradients(x, dy, factors)
+    for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
+        want = [gradient for gradient, needed in zip(everything, needs, strict=True) if needed]
+        for got, full in zip(gradients(x, dy, factors, needs[0], needs[1:]), want, strict=True):
+            # Blocks share the rows in other ways, so sums are added in another order.
+            assert distance(got, full.double()) <= 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SQUARES)
+def test_gradients_of_squares_are_the_same_in_every_run(sizes, dtype):
+    sample = arguments(1000, sizes, dtype)
+    want = gradients(*sample)
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(*sample), want, strict=True))
+
+
+@pytest.mark.parametrize("sizes", SQUARES)
+def test_views_have_the_gradients_of_copies(sizes):
+    x, dy, factors = arguments(40, sizes, torch.bfloat16)
+    wide = random((40, x.shape[1] + 24), torch.bfloat16)
+    wide[:, 5:-19] = x
+    got = gradients(wide[:, 5:-19], dy.mT.contiguous().mT, [w.mT.contiguous().mT for w in factors])
+    assert all(torch.equal(a, b) for a, b in zip(got, gradients(x, dy, factors), strict=True))
+
+
+@pytest.mark.parametrize("sizes", SQUARES)
+def test_gradients_of_squares_of_any_magnitude(sizes):
+    x, dy, factors = arguments(51, sizes, torch.float32)
+    magnitudes = torch.logspace(-15, 15, 51, device="cuda")[:, None]
+    x, dy, factors = x * magnitudes, dy / magnitudes, [factors[0] * 1e-8, factors[1] * 1e8]
+    wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
+    for got, want in zip(gradients(x, dy, factors), wide, strict=True):
+        rows = got.shape[0]
+        off = (got.double() - want).reshape(rows, -1).norm(dim=1) / want.reshape(rows, -1).norm(dim=1)
+        assert off.max() < 2e-6
+
+
+@pytest.mark.parametrize("sizes", SQUARES)
+def test_an_infinity_in_one_row_leaves_the_others_alone(sizes):
+    x, dy, factors = arguments(64, sizes, torch.float32)
+    want, *_ = gradients(x, dy, factors)
+    dy[7, 100] = math.inf
+    got, *_ = gradients(x, dy, factors)
+    assert not got[7].isfinite().all()
+    assert torch.equal(got[:7], want[:7])
+    assert torch.equal(got[8:], want[8:])
