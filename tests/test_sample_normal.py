@@ -8,6 +8,7 @@ import cuops
 import numpy as np
 import pytest
 import torch
+from cuops import _backend
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 gpu = pytest.mark.gpu
@@ -198,3 +199,14 @@ def test_dtype_is_that_of_the_result(dtype, device):
     single = cuops.sample_normal(mu, sigma, 9, seed=1)
     # bfloat16 is of a shorter transform on the GPU, so that a few are rounded another way.
     assert torch.allclose(x.double(), single.double(), rtol=2 * torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_float16_is_rounded_from_the_numbers_of_float32_by_numpy_and_by_pytorch(bounded, monkeypatch):
+    monkeypatch.setattr(_backend, "gpu_for_host_arrays", lambda: None)
+    mu, sigma = parameters((200,), torch.float16)
+    options = {"seed": 3, "low": -0.5} if bounded else {"seed": 3}
+    single = cuops.sample_normal(mu, sigma, 1000, dtype=torch.float32, **options)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 1000, **options), single.half())
+    array = cuops.sample_normal(mu.numpy(), sigma.numpy(), 1000, **options)
+    np.testing.assert_array_equal(array, single.half().numpy())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _noise, _truncation
+from . import _arguments, _noise, _truncation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,11 +199,12 @@ def sample_normal_numpy(
     given = [np.asarray(a, np.float64).reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     rows = np.moveaxis(out, -2 if draw.sample_dim == 0 else -1, 0)
     samples = rows if rows.ndim == 2 else np.empty((draw.num_samples, given[0].size), out.dtype)
+    wide = _arguments.accumulator(out.dtype.name)  # 16 bits are rounded from float32's numbers, as everywhere
     with np.errstate(all="ignore"):
         for columns, place, part in _parts(mu.shape, draw, CHUNK):
             numbers = np.arange(columns.start, columns.stop)
             noise = _noise.noise(np, part, numbers, out.dtype == np.float64, low is not None)
-            samples[place, columns] = _samples(np, [a[columns] for a in given], noise)
+            samples[place, columns] = _samples(np, [a[columns] for a in given], noise).astype(wide, copy=False)
     if samples is not rows:
         rows[...] = samples.reshape(rows.shape)
 
