@@ -210,3 +210,13 @@ def test_float16_is_rounded_from_the_numbers_of_float32_by_numpy_and_by_pytorch(
     assert torch.equal(cuops.sample_normal(mu, sigma, 1000, **options), single.half())
     array = cuops.sample_normal(mu.numpy(), sigma.numpy(), 1000, **options)
     np.testing.assert_array_equal(array, single.half().numpy())
+
+
+def test_bounds_may_have_more_dimensions_than_mu(device):
+    mu, sigma = parameters((4,), torch.float64, device)
+    low = torch.tensor([[-1.0], [0.0], [0.5]], dtype=torch.float64, device=device)
+    expected = cuops.sample_normal(mu.expand(3, 4), sigma, 6, low=low.expand(3, 4), seed=1)
+    assert expected.shape == (3, 6, 4)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 6, low=low, seed=1), expected)
+    array = cuops.sample_normal(mu.cpu().numpy(), sigma.cpu().numpy(), 6, low=low.cpu().numpy(), seed=1)
+    np.testing.assert_allclose(array, expected.cpu().numpy(), rtol=1e-12)

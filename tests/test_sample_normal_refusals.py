@@ -20,6 +20,7 @@ def bad_calls(mu, sigma, other):
         ((mu, sigma, True), {}, TypeError, "num_samples: "),
         ((mu, sigma, 5), {"start": -1}, ValueError, "start: "),
         ((mu, sigma, 5), {"start": 2**60}, ValueError, "start: "),
+        ((mu, sigma, 5), {"start": 2**44 - 4}, ValueError, f"start: expected an integer from 0 to {2**44 - 5}"),
         ((mu, sigma, 5), {"sample_dim": 1}, ValueError, "sample_dim: "),
         ((mu, three, 5), {}, ValueError, "sigma: "),
         ((mu, -1.0, 5), {}, ValueError, "sigma: expected a finite number of at least 0, got -1.0"),
@@ -100,6 +101,40 @@ def test_bounds_in_the_wrong_order_are_an_error_on_the_cpu_and_on_cuda_where_it_
         x = cuops.sample_normal(mu, sigma, 5, low=low, high=high)
         assert x[:, 1].isnan().all()
         assert ((x[:, 0] >= 0) & (x[:, 0] <= 1)).all()
+
+
+def test_out_whose_elements_share_memory_is_refused_and_not_written(device):
+    mu, sigma = parameters((4,), device=device)
+    memory = torch.full((20,), 7.0, device=device)
+    for out in (memory[:4].expand(5, 4), memory.as_strided((5, 4), (1, 1)), memory[:1].expand(5, 4)):
+        with pytest.raises(ValueError, match="^out: expected elements with memory of their own"):
+            cuops.sample_normal(mu, sigma, 5, seed=1, out=out)
+    assert (memory == 7).all()
+    array = np.full(20, 7, np.float32)
+    for strides in ((0, 4), (4, 4), (-4, 4)):
+        shared = np.lib.stride_tricks.as_strided(array[5:], (5, 4), strides)
+        with pytest.raises(ValueError, match="^out: expected elements with memory of their own"):
+            cuops.sample_normal(mu.cpu().numpy(), sigma.cpu().numpy(), 5, seed=1, out=shared)
+    assert (array == 7).all()
+
+
+def test_out_of_any_order_and_with_gaps_is_written(device):
+    mu, sigma = parameters((2, 4), device=device)
+    expected = cuops.sample_normal(mu, sigma, 5, seed=1)
+    array = np.zeros((9, 4, 12), np.float32)
+    for view in (array[::-4, :, 1:11:2][:2].swapaxes(1, 2), array[:2].transpose(0, 2, 1)[:, 8:3:-1]):
+        cuops.sample_normal(mu.cpu().numpy(), sigma.cpu().numpy(), 5, seed=1, out=view)
+        np.testing.assert_allclose(view, expected.cpu().numpy(), rtol=1e-6, atol=2e-6)
+    empty = torch.empty((1, 0, 4), device=device).expand(2, 0, 4)
+    assert cuops.sample_normal(mu, sigma, 0, out=empty) is empty
+
+
+def test_tensors_without_values_are_refused():
+    mu, sigma = parameters((4,))
+    with pytest.raises(ValueError, match="^mu: expected a tensor on CUDA or the CPU, got one on meta"):
+        cuops.sample_normal(mu.to("meta"), sigma.to("meta"), 5, seed=1)
+    with pytest.raises(ValueError, match="^sigma: expected a tensor on mu's device"):
+        cuops.sample_normal(mu, sigma.to("meta"), 5, seed=1)
 
 
 def test_out_and_gradients_do_not_go_together(device):

@@ -119,6 +119,18 @@ def test_transforms_go_through_the_formula(device):
     assert torch.allclose(derivative.diagonal(), ((plain - mu[2]) / sigma[2]).sum(0))
 
 
+def test_out_of_any_size_is_written_when_compiled():
+    draw = torch.compile(
+        lambda mu, out: cuops.sample_normal(mu, 1.0, 5, seed=1, out=out),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
+    for d in (8, 9):
+        out = torch.empty(d, 5).T
+        assert torch.equal(draw(torch.ones(d), out), cuops.sample_normal(torch.ones(d), 1.0, 5, seed=1))
+
+
 @gpu
 @pytest.mark.captures
 @pytest.mark.parametrize("with_generator", [False, True])

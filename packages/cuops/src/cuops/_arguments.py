@@ -54,6 +54,13 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         raise ValueError(f"{name}: expected a tensor on {like_name}'s device, {like.device}, got one on {value.device}")
 
 
+def computable(name: str, value: Any) -> None:
+    """`value` is an array that kernels take, and on a device that has them: torch's meta device has not."""
+    array(name, value)
+    if is_tensor(value) and value.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected a tensor on CUDA or the CPU, got one on {value.device}")
+
+
 def integer(name: str, value: Any, least: int, most: int) -> None:
     """`value` is an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -27,8 +27,8 @@ def bounds(ordered: bool) -> None:
 
 def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> None:
     """There are counters for these samples and columns."""
-    _arguments.integer("start", start, 0, MOST_SAMPLES)
-    _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES - start)
+    _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES)
+    _arguments.integer("start", start, 0, MOST_SAMPLES - int(num_samples))
     if sample_dim not in (0, -1):
         raise ValueError(f"sample_dim: expected 0 or -1, got {sample_dim}")
     if columns > MOST_COLUMNS:
@@ -43,6 +43,16 @@ def out(given: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:
         raise ValueError(f"out: expected shape {tuple(sizes)} and dtype {wanted}, got {tuple(given.shape)} and {got}")
     if _arguments.is_ndarray(given) and not given.flags.writeable:
         raise ValueError("out: expected a writable array, got a read-only one")
+
+
+def apart(out: Any) -> None:
+    """No two elements of what is written into share memory: each dimension steps over all that those within it span."""
+    strides, span = (out.stride(), 1) if _arguments.is_tensor(out) else (out.strides, out.itemsize)
+    steps = sorted((abs(stride), size) for stride, size in zip(strides, out.shape, strict=True) if size > 1)
+    for stride, size in steps if 0 not in out.shape else []:
+        if stride < span:
+            raise ValueError(f"out: expected elements with memory of their own, got strides {tuple(strides)}")
+        span += stride * (size - 1)
 
 
 def seed(given: Any) -> int:

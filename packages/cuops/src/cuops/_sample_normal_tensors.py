@@ -30,6 +30,8 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
         _check_values(sigma, low, high)
     if out is not None:
         _checks.out(out, sizes, dtype, mu)
+        if not torch.compiler.is_compiling():
+            _checks.apart(out)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
             raise ValueError("out: expected no argument that requires a gradient")
     if 0 in sizes:

@@ -45,13 +45,13 @@ def sample_normal(
     Args:
         mu: ``(..., d)``, the means, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy array
             (computed on the GPU where there is one), or an array on CUDA of any library that speaks DLPack.
-        sigma: the standard deviations, at least 0: an array like mu, or a number. Both broadcast to ``(..., d)``.
+        sigma: the standard deviations, at least 0: an array like mu, or a number.
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used.
         sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
         shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
         antithetic: samples in pairs, mu + sigma z and mu - sigma z; pair k has the z of sample k of the plain draw.
-        low: the lower bound, a number or an array like mu, that broadcasts to mu's shape; None is none.
-        high: the upper bound, likewise, more than low.
+        low: the lower bound, a number or an array like mu; None is none.
+        high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
         dtype: the result's dtype; by default mu's.
         generator: a torch.Generator of mu's device, or a numpy.random.Generator for other arrays, that is advanced. By
             default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and NumPy's global one for other
@@ -59,7 +59,8 @@ def sample_normal(
         seed: instead of a generator, an integer of 64 bits, or an int64 tensor on mu's device of one or two elements:
             the seed, and the number of the stream, 0 by default. Nothing is advanced.
         start: the number of the first sample.
-        out: an array of the result's shape and dtype that the samples are written into, and that is returned.
+        out: an array of the result's shape and dtype that the samples are written into, and that is returned. No two
+            of its elements may share memory.
         validate: for arrays on CUDA, look at the values of sigma and the bounds, which waits for the GPU. Without it, a
             negative sigma, or low not below high, gives NaN. Values of arrays on the CPU are always looked at.
 
@@ -87,7 +88,7 @@ def sample_normal(
             raise
         except (TypeError, ValueError, RuntimeError, BufferError):
             pass  # the library refuses an argument, which below is converted or gets its error
-    _arguments.array("mu", mu)
+    _arguments.computable("mu", mu)
     given = {"mu": mu, "sigma": sigma, "low": low, "high": high}
     for name, value in given.items():
         if isinstance(value, numbers.Real) or (value is None and name != "sigma"):
