@@ -30,7 +30,6 @@ def test_maximize_is_minimize_of_the_negative(array):
 
 
 def test_rosenbrock_in_10_dimensions_to_a_hundredth_in_240000_evaluations(array):
-    noise = {"noise": 0.003, "noise_decrease": 0.003 / 640}
     found = minimize(
         rosenbrock,
         array([0.0] * 10),
@@ -40,11 +39,27 @@ def test_rosenbrock_in_10_dimensions_to_a_hundredth_in_240000_evaluations(array)
         elites=0.1,
         smoothing=(1.0, 0.3),
         covariance="full",
+        noise=0.003,
+        noise_decrease=0.003 / 640,  # none is left for the last fifth
         seed=1,
-        **noise,
     )
     assert found.evaluations == 240_000
     assert float(found.score) < 1e-2
+
+
+def test_a_result_is_shown_in_a_line_and_equal_to_itself_alone(array):
+    one, other = (minimize(sphere, array([2.0] * 300), 1.0, 50, steps=3, seed=1) for _ in range(2))
+    assert str(one) == repr(one)
+    assert len(repr(one)) < 120
+    assert f"score={float(one.score):.6g}" in repr(one)
+    assert "(300,)" in repr(one)
+    assert "evaluations=150" in repr(one)
+    assert one == one
+    assert one != other
+    assert one.history != other.history
+    assert len({one, other}) == 2
+    batch = minimize(sphere, array([[2.0]] * 900), 1.0, 50, steps=1, seed=1)
+    assert len(repr(batch)) < 120
 
 
 def test_rastrigin_in_10_dimensions_in_60000_evaluations(array):

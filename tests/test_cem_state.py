@@ -66,6 +66,24 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(array):
     assert bits(method) == before
 
 
+def test_a_state_that_is_none_is_refused_and_nothing_changes(array):
+    method = told(CrossEntropyMethod(array([1.0, 2.0]), 1.0, 30, seed=1), sphere, 2)
+    before, saved = bits(method), method.state_dict()
+    wrong = {
+        "expected a dictionary that state_dict\\(\\) gave, got NoneType": None,
+        "expected a dictionary .* got list": [],
+        "sigma: expected .* \\(1, 2\\) .* got NoneType": {**saved, "sigma": None},
+        "population: expected .* \\(1, 30, 2\\) .* got int": {**saved, "population": 3},
+        "population: expected .* \\(1, 30, 2\\) .* got .* \\(2,\\)": {**saved, "population": saved["mu"][0]},
+        "steps_of_host: expected an integer, got NoneType": {**saved, "steps_of_host": None},
+    }
+    for message, state in wrong.items():
+        with pytest.raises((TypeError, ValueError), match=f"^state_dict: {message}"):
+            method.load_state_dict(state)
+    assert bits(method) == before
+    assert method.steps == 2
+
+
 ZERO = np.zeros(3)
 WRONG = {
     "num_samples: expected an integer of at least 1, got 0": lambda: CrossEntropyMethod(ZERO, 1.0, 0),
@@ -110,6 +128,15 @@ WRONG = {
     ),
     "capture: expected a method of CUDA tensors": lambda: CrossEntropyMethod(ZERO, 1.0, 10).capture(sphere),
     "steps: expected an integer of at least 0": lambda: minimize(sphere, ZERO, 1.0, steps=-1),
+    "function: expected a function, got int": lambda: minimize(3, ZERO, 1.0),
+    "callbacks: expected a function, got float": lambda: minimize(sphere, ZERO, 1.0, callbacks=0.5),
+    "callbacks: expected a function, got str": lambda: minimize(sphere, ZERO, 1.0, callbacks=["stop"]),
+    "mu: expected a tensor on CUDA or the CPU, got one on meta": lambda: CrossEntropyMethod(
+        torch.zeros(3, device="meta"), 1.0, 10
+    ),
+    "sigma: expected a tensor on mu's device, cpu, got one on meta": lambda: CrossEntropyMethod(
+        torch.zeros(3), torch.ones(3, device="meta"), 10
+    ),
 }
 
 
@@ -181,6 +208,14 @@ def test_the_history_is_plotted(array, tmp_path):
         "mean of the elites",
     ]
     assert len(figure.axes[1].get_lines()[0].get_xdata()) == 12
+
+
+def test_a_history_without_steps_is_not_plotted(array, tmp_path):
+    history = minimize(sphere, array([1.0, 2.0]), 1.0, 40, steps=0, seed=1).history
+    assert len(history.best) == 0
+    with pytest.raises(ValueError, match="plot: expected a history of at least one step, got none"):
+        history.plot(tmp_path / "plot.png")
+    assert not (tmp_path / "plot.png").exists()
 
 
 def test_progress_is_shown_with_the_best_score(array, capfd):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .._arguments import is_tensor
+from . import _options
 
 
 def save(method: Any) -> dict[str, Any]:
@@ -14,23 +16,26 @@ def save(method: Any) -> dict[str, Any]:
     return {**arrays, "population": pending, "steps_of_host": method._steps}
 
 
-def load(method: Any, saved: dict[str, Any]) -> None:
-    """Takes over what `save` gave for a method of the same shapes and dtypes. ValueError with the state unchanged."""
+def load(method: Any, saved: Mapping[str, Any]) -> None:
+    """Takes over what `save` gave for a method of the same shapes and dtypes; errors leave the state unchanged."""
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"state_dict: expected a dictionary that state_dict() gave, got {type(saved).__qualname__}")
     arrays = method._state.arrays()
     expected = {*arrays, "population", "steps_of_host"}
     if saved.keys() != expected:
-        raise ValueError(f"state_dict: expected the keys {sorted(expected)}, got {sorted(saved)}")
+        raise ValueError(f"state_dict: expected the keys {sorted(expected)}, got {sorted(saved, key=str)}")
     for name, array in arrays.items():
         check(name, saved[name], array, tuple(array.shape))
+    steps = _options.count("state_dict: steps_of_host", saved["steps_of_host"], 0)
     pending = saved["population"]
     if pending is not None:
-        shape = (method.problems, pending.shape[1], method.dimensions)
-        check("population", pending, method._memory, shape)
-        if pending.shape[1] > method.num_samples:
+        size = pending.shape[1] if getattr(pending, "ndim", 0) == 3 else method.num_samples
+        check("population", pending, method._memory, (method.problems, size, method.dimensions))
+        if size > method.num_samples:
             raise ValueError(f"state_dict: population has {pending.shape[1]} samples, over {method.num_samples}")
     for name, array in arrays.items():
         array[...] = _to(saved[name], array)
-    method._steps = saved["steps_of_host"]
+    method._steps = steps
     method._asked = 0 if pending is None else pending.shape[1]
     if pending is not None:
         method._views(method._asked)[0][...] = _to(pending, method._memory)
@@ -38,9 +43,11 @@ def load(method: Any, saved: dict[str, Any]) -> None:
 
 def check(name: str, value: Any, like: Any, shape: tuple[int, ...]) -> None:
     """The value may go where `like` is: of its library, dtype and this shape."""
-    if is_tensor(value) != is_tensor(like) or tuple(value.shape) != shape or value.dtype != like.dtype:
+    wanted = f"{type(like).__qualname__} {shape} {like.dtype}"
+    if is_tensor(value) != is_tensor(like) or not hasattr(value, "shape"):
+        raise TypeError(f"state_dict: {name}: expected {wanted}, got {type(value).__qualname__}")
+    if tuple(value.shape) != shape or value.dtype != like.dtype:
         got = f"{type(value).__qualname__} {tuple(value.shape)} {value.dtype}"
-        wanted = f"{type(like).__qualname__} {shape} {like.dtype}"
         raise ValueError(f"state_dict: {name}: expected {wanted}, got {got}")
 
 

@@ -11,7 +11,7 @@ from .._torch import torch
 SCORES = ("best", "elite_mean", "elite_worst", "best_so_far")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class History:
     """Scores and spread by step. Recording does not make the host wait for a GPU; reading does, once for new steps.
 
@@ -59,8 +59,10 @@ class History:
         """Scores and sigma over the evaluations, as a matplotlib figure; written to `path` where there is one.
 
         Of several problems, the median and the range from the first to the ninth decile. With `offset`, the scores'
-        distance from it (the optimum, say) on a logarithmic scale.
+        distance from it (the optimum, say) on a logarithmic scale. Needs matplotlib; ValueError where there is no step.
         """
+        if len(self) == 0:
+            raise ValueError("plot: expected a history of at least one step, got none")
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:

@@ -259,7 +259,7 @@ class CrossEntropyMethod:
         return _checkpoint.save(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Goes on from a ``state_dict``. ValueError, with the state unchanged, where shapes or dtypes are others."""
+        """Goes on from a ``state_dict``. TypeError or ValueError, with the state unchanged, for what does not fit."""
         _checkpoint.load(self, saved)
 
     def capture(self, function: Callable[[Any], Any]) -> Callable[[], None]:

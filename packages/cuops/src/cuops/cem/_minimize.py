@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._arguments import is_tensor
@@ -14,9 +14,9 @@ from ._library import library_of
 from ._method import CrossEntropyMethod
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # neither is of use for large arrays
 class Result:
-    """What `minimize` and `maximize` return; shapes are those of `CrossEntropyMethod`."""
+    """What `minimize` and `maximize` return; shapes are those of `CrossEntropyMethod`. Equal to itself alone."""
 
     x: Any  #: the best sample that was evaluated
     score: Any  #: its score, in float64
@@ -27,6 +27,18 @@ class Result:
     stopped_by: Any  #: the callback that stopped it, or None
     history: History  #: the scores by step
     method: CrossEntropyMethod  #: to go on with
+
+    def __repr__(self) -> str:
+        """A line, however many numbers there are."""
+        shown = ("score", "x", "steps", "evaluations", "stopped_by")
+        return f"Result({', '.join(f'{name}={_brief(getattr(self, name))}' for name in shown)})"
+
+
+def _brief(value: Any) -> str:
+    """A number as it is, an array by its dtype and shape."""
+    if not hasattr(value, "shape"):
+        return repr(value)
+    return f"<{value.dtype} {tuple(value.shape)}>" if value.shape else f"{float(value):.6g}"
 
 
 Callback = Callable[[CrossEntropyMethod, History], Any]
@@ -103,6 +115,10 @@ def minimize(
     """
     from tqdm import tqdm
 
+    callbacks = [callbacks] if callable(callbacks) or not isinstance(callbacks, Iterable) else list(callbacks)
+    for name, value in (("function", function), *(("callbacks", callback) for callback in callbacks)):
+        if not callable(value):
+            raise TypeError(f"{name}: expected a function, got {type(value).__qualname__}")
     if num_samples is None:
         shape = mu.shape if hasattr(mu, "shape") else _options.like("mu", mu, None).shape
         num_samples = max(50, 10 * math.prod(shape[len(shape) - options.get("event_dims", 1) :]))
@@ -111,7 +127,6 @@ def minimize(
     history = History(method)
     score = function if vectorized else _one_by_one(function, method)
     step = method.capture(score) if cuda_graph else lambda: method.tell(score(method.ask()))
-    callbacks = [callbacks] if callable(callbacks) else list(callbacks)
     stopped_by = None
     with tqdm(total=steps, disable=not progress, unit="step") as bar:
         for _ in range(steps):

@@ -74,7 +74,7 @@ def wide(array: Any) -> Any:
 def like(name: str, value: Any, mu: Any) -> Any:
     """A number, or an array in the library of mu, on its device."""
     if is_tensor(mu) and is_tensor(value):
-        _arguments.array(name, value, mu)
+        _arguments.array(name, value, mu, "mu")
         return value.detach()
     if is_tensor(mu) or is_tensor(value):
         if not isinstance(value, numbers.Real):
@@ -92,7 +92,7 @@ def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:
     event_dims = count("event_dims", event_dims, 1)
     if not is_tensor(mu):
         mu = like("mu", mu, None)
-    _arguments.array("mu", mu)
+    _arguments.computable("mu", mu)
     mu = mu.detach() if is_tensor(mu) else mu
     sigma = together("sigma", sigma, mu)
     xp = library_of(mu)
