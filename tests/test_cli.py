@@ -71,6 +71,15 @@ def test_profile_refuses_an_implementation_that_is_not_there(capsys):
     assert "implementation: expected one of cuops, torch, got abacus" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "profile", "bench"])
+def test_leaving_out_what_is_no_implementation_names_those_that_are(command, capsys):
+    assert main([command, "kron", *QUICK, "--without", "abacus", "--", "4", "8", "8"]) == 1
+    shown = capsys.readouterr()
+    names = "cuops, loop, transposed, torch.compile, FastKron, v1, v2, v3"
+    assert f"--without: expected one of {names}, got abacus\n" in shown.err
+    assert shown.out == ""
+
+
 def test_bench_prints_the_comparison_and_writes_json_and_a_plot(tmp_path, capsys):
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path), "--", "4", "64"]) == 0
     written = json.loads((tmp_path / "rms_norm.json").read_text())

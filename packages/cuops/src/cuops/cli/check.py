@@ -58,6 +58,9 @@ def cases(options: argparse.Namespace) -> list[Case]:
         raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     module = Case(options.operator, "", (), DTYPES["f"]).module
+    names = [*module.IMPLEMENTATIONS, *module.ALIASES]
+    if unknown := [name for name in options.without if name not in names]:
+        raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")
     shapes = [module.shape(sizes) for sizes in (options.shape, *options.also)]
     return [Case(options.operator, kind, shape, DTYPES[options.dtype]) for kind in module.KINDS for shape in shapes]
 
