@@ -8,21 +8,21 @@ namespace cuops {
 constexpr int kFirstGradient = 1, kSecondGradient = 2, kInputGradient = 4;
 
 struct KronSquaresParams {
-  const void *x, *dy, *first, *second;  // (rows, size, size) and the factors, (size, size)
+  const void *x, *dy, *first, *second;  // (rows, in[0], in[1]), (rows, out[0], out[1]), and the factors, (out, in) each
   void* dx;
-  float* partial;  // (blocks, gradients of factors, size, size)
+  float* partial;  // (blocks, gradients of factors, size, size), in the order of registers
   long long rows;
-  int wanted;
+  int wanted, out[2], in[2];
 };
-static_assert(sizeof(KronSquaresParams) == 64, "host and device must agree on the layout");
+static_assert(sizeof(KronSquaresParams) == 80, "host and device must agree on the layout");
 
 struct KronSquaresSum {
   const float* partial;
   void* gradient[2];
-  int blocks, size, gradients;
+  int blocks, size, gradients, out[2], in[2];  // out, in: of each gradient
   DType dtype[2];
   bool transposed[2];
 };
-static_assert(sizeof(KronSquaresSum) == 40, "host and device must agree on the layout");
+static_assert(sizeof(KronSquaresSum) == 56, "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -1,4 +1,4 @@
-// Gradients of two factors of one size and of their input on the host: checks, which kernel there is, the launches.
+// Gradients of two factors and of their input on the host: checks, which kernel there is, the launches.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
@@ -30,11 +30,12 @@ struct SquaresKernel {
 SquaresKernel* find_kernel(DType dtype, std::int64_t size, const Hardware& hw) {
   static const char* const op = "kron_linear_squares_bwd";
   static SquaresKernel kernels[] = {
-      {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},    {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},
-      {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},   {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},
+      {kFloat32, 16, 16, 2, false, {op, "kron_squares_16_f32"}},   {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},
+      {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},    {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},
+      {kFloat16, 16, 24, 2, false, {op, "kron_squares_16_f16"}},   {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},
       {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},    {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},
-      {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},  {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},
-      {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
+      {kBFloat16, 16, 24, 2, false, {op, "kron_squares_16_bf16"}}, {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},
+      {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},  {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
   for (SquaresKernel& k : kernels)
     if (k.dtype == dtype && k.size == size && k.shared_bytes() <= hw.shared_bytes - 1024) return &k;
@@ -70,39 +71,52 @@ int64_t kron_linear_bwd_squares_blocks(int64_t dtype, int64_t rows, int64_t size
   return kernel == nullptr ? 0 : blocks_of(*kernel, rows, static_cast<int>(wanted), hw);
 }
 
-// The gradients of y = x kron(factors[0], factors[1])^T, where both factors are (size, size): those of the factors in `dfactors`
-// and that of x in dx, each where `wanted` says so. dy and x are (rows, size^2); `partial` is scratch, float32, of
-// kron_linear_bwd_squares_blocks matrices for each gradient of a factor. `dfactors` may be float32 for 16 bits.
+// The gradients of y = x kron(factors[0], factors[1])^T: those of the factors in `dfactors` and that of x in dx, each where
+// `wanted` says so. `size` is that of a kernel, and no factor is larger; rows of the second factor are whole vectors. x and dy are
+// (rows, columns); `partial` is scratch, float32, of kron_linear_bwd_squares_blocks matrices of size^2 for each gradient of a
+// factor. `dfactors` may be float32 for 16 bits.
 void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
-                             TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted) {
+                             TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x");
-  const int of_factors = count_of(static_cast<int>(wanted & 3));
+  const int of_factors = count_of(static_cast<int>(wanted & 3)), width = 16 / size_of(dtype);
   if (wanted < 1 || wanted > 7 || static_cast<int>(dfactors.size()) != of_factors || dx.has_value() != (wanted >> 2 == 1))
     raise("ValueError", "wanted: expected 1 to 7, and an array for each gradient");
-  if (factors.size() != 2 || factors[0].ndim() != 2) raise("ValueError", "factors: expected two matrices");
-  const std::int64_t size = factors[0].size(0), n = size * size, rows = x.size(0);
-  for (const tvm::ffi::Tensor& factor : factors) expect_matrix(TensorView(factor), "factors", dtype, x.device(), size, size);
-  expect_matrix(x, "x", dtype, x.device(), rows, n);
-  expect_matrix(dy, "dy", dtype, x.device(), rows, n);
+  if (factors.size() != 2) raise("ValueError", "factors: expected two matrices");
+  const std::int64_t rows = x.size(0);
+  KronSquaresParams p{data_of(x), data_of(dy), nullptr, nullptr, nullptr, nullptr, rows, static_cast<int>(wanted), {}, {}};
+  for (int i = 0; i < 2; ++i) {
+    const TensorView factor(factors[i]);
+    if (factor.ndim() != 2 || factor.size(0) > size || factor.size(1) > size)
+      raise("ValueError", "factors: expected matrices of at most " + std::to_string(size) + " rows and columns");
+    if (i == 1 && (factor.size(0) % width != 0 || factor.size(1) % width != 0))
+      raise("ValueError", "factors: expected sizes of whole vectors in the second one");
+    expect_matrix(factor, "factors", dtype, x.device(), factor.size(0), factor.size(1));
+    (i == 0 ? p.first : p.second) = data_of(factor);
+    p.out[i] = static_cast<int>(factor.size(0));
+    p.in[i] = static_cast<int>(factor.size(1));
+  }
+  expect_matrix(x, "x", dtype, x.device(), rows, 1LL * p.in[0] * p.in[1]);
+  expect_matrix(dy, "dy", dtype, x.device(), rows, 1LL * p.out[0] * p.out[1]);
   const int device = x.device().device_id;
   const Hardware& hw = squares_hardware(device);
   SquaresKernel* const k = find_kernel(dtype, size, hw);
-  if (k == nullptr || rows == 0) raise("ValueError", "x: no kernel for this; ask kron_linear_bwd_squares_blocks");
-  const std::int64_t blocks = blocks_of(*k, rows, static_cast<int>(wanted), hw);
-  KronSquaresParams p{data_of(x), data_of(dy), data_of(TensorView(factors[0])), data_of(TensorView(factors[1])), nullptr,
-                      nullptr,    rows,        static_cast<int>(wanted)};
-  KronSquaresSum sum{nullptr, {}, static_cast<int>(blocks), static_cast<int>(size), of_factors, {}, {}};
+  if (k == nullptr || x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: no kernel; ask kron_linear_bwd_squares_blocks");
+  const std::int64_t blocks = blocks_of(*k, rows, static_cast<int>(wanted), hw), n = size * size;
+  KronSquaresSum sum{nullptr, {}, static_cast<int>(blocks), static_cast<int>(size), of_factors, {}, {}, {}, {}};
   if (dx.has_value()) {
-    expect_matrix(*dx, "dx", dtype, x.device(), rows, n);
+    expect_matrix(*dx, "dx", dtype, x.device(), rows, x.size(1));
     p.dx = data_of(*dx);
   }
   for (int i = 0; i < of_factors; ++i) {
     const TensorView dw(dfactors[i]);
+    const int which = i == 1 || (wanted & 1) == 0;
     sum.dtype[i] = dtype_of(dw, "dfactors");
-    expect_matrix(dw, "dfactors", sum.dtype[i] == kFloat32 ? kFloat32 : dtype, x.device(), size, size);
+    sum.transposed[i] = which == 1;
+    sum.out[i] = p.out[which];
+    sum.in[i] = p.in[which];
+    expect_matrix(dw, "dfactors", sum.dtype[i] == kFloat32 ? kFloat32 : dtype, x.device(), sum.out[i], sum.in[i]);
     sum.gradient[i] = data_of(dw);
-    sum.transposed[i] = i == 1 || (wanted & 1) == 0;
   }
   if (of_factors > 0) {
     expect_matrix(partial, "partial", kFloat32, x.device(), partial.size(0), n);

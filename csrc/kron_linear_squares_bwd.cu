@@ -1,232 +1,14 @@
-// Gradients of two factors of one size and of their input, from samples x and dy of (size, size):
+// Gradients of two factors and of their input, from samples as matrices x and dy, in tiles of one size:
 //   dx = W1^T dy W2,   dW1 = sum of (dy W2) x^T,   dW2^T = sum of (x^T W1^T) dy.
 // A team of warps has a sample. Each warp multiplies 16 rows by one matrix, and what it then has in registers by another one.
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
-#include "device/mma.cuh"
+#include "device/kron_squares.cuh"
 #include "device/overlap.cuh"
-#include "device/row.cuh"
 #include "kron_linear_squares.h"
 
 namespace cuops {
-
-extern __shared__ uint4 squares_shared[];
-
-// 16 x 16 of a matrix in shared memory, as the tensor cores take it; float32 as two float16.
-template <bool kPairs>
-struct Square {
-  unsigned high[4], low[4];
-
-  template <bool kTransposed>
-  __device__ void load(unsigned address) {
-    if constexpr (kTransposed) {
-      load_matrices_transposed(high, address);
-      if constexpr (kPairs) load_matrices_transposed(low, address + 16);
-    } else {
-      load_matrices(high, address);
-      if constexpr (kPairs) load_matrices(low, address + 16);
-    }
-  }
-};
-
-template <class T>
-__device__ unsigned pack(float a, float b) {
-  if constexpr (kSame<T, __half>) {
-    const __half2 h = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const unsigned*>(&h);
-  } else {
-    const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const unsigned*>(&h);
-  }
-}
-
-__device__ inline void add(float4& sum, const float4& v) { sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w); }
-
-__device__ inline float power_of(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
-
-template <class T, int kSize>
-struct Squares {
-  static constexpr bool kPairs = kSame<T, float>;
-  using Part = Square<kPairs>;
-  using Half = Select<kPairs, __half, T>;
-  static constexpr int kGroups = kSize / 16, kThreads = 32 * kGroups, kUnits = kPairs ? 2 : 1, kPitch = kSize / 8 * kUnits + 1;
-  static constexpr int kTile = kSize * kPitch;                      // units of 16 bytes
-  static constexpr int kDown = 256 * kPitch, kRight = 32 * kUnits;  // bytes to the next 16 rows, or columns
-  static constexpr int kLog = kSize == 128 ? 7 : kSize == 64 ? 6 : 5;
-
-  // sum += scale * a b, for the two halves of b. Tensor cores truncate sums: for float32 they form those of 16 products only.
-  template <class A>
-  __device__ static void add(float (&sum)[2][4], const A& a, const Part& b, float scale) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if constexpr (kPairs) {
-        float part[4] = {};
-        mma<__half>(part, a.low, b.high[2 * i], b.high[2 * i + 1]);
-        mma<__half>(part, a.high, b.low[2 * i], b.low[2 * i + 1]);
-        mma<__half>(part, a.high, b.high[2 * i], b.high[2 * i + 1]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(part[j], scale, sum[i][j]);
-      } else {
-        mma<T>(sum[i], a.high, b.high[2 * i], b.high[2 * i + 1]);
-      }
-    }
-  }
-
-  // 16 kM rows of the first matrix by 16 columns of the second, as the first operand of another product.
-  template <bool kTransposed, int kM>
-  __device__ static void first_product(Part (&result)[kM], const Part (&a)[kM][kGroups], unsigned b_at) {
-    float c[kM][2][4] = {};
-#pragma unroll
-    for (int k = 0; k < kGroups; ++k) {
-      Part b;
-      b.template load<kTransposed>(b_at + k * (kTransposed ? kDown : kRight));
-#pragma unroll
-      for (int m = 0; m < kM; ++m) add(c[m], a[m][k], b, 1.0f);
-    }
-    constexpr float kShift = 1.0f / (1 << (15 + kLog));  // below 2^15, as both were
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float u = c[m][j / 2][j % 2 * 2], v = c[m][j / 2][j % 2 * 2 + 1];
-        if constexpr (kPairs) {
-          split<__half>(u * kShift, v * kShift, result[m].high[j], result[m].low[j]);
-        } else {
-          result[m].high[j] = pack<T>(u, v);
-        }
-      }
-    }
-  }
-
-  template <bool kTransposed, int kM>
-  __device__ static void load_rows(Part (&a)[kM][kGroups], unsigned at) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int k = 0; k < kGroups; ++k)
-        a[m][k].template load<kTransposed>(at + m * (kTransposed ? kRight : kDown) + k * (kTransposed ? kDown : kRight));
-    }
-  }
-
-  // sum += scale * a b c, for 16 kM rows of a; b and c as they lie in memory or transposed.
-  template <bool kB, bool kC, int kM>
-  __device__ static void add_chain(float (&sum)[kM][kGroups][2][4], const Part (&a)[kM][kGroups], unsigned b_at, unsigned c_at,
-                                   float scale) {
-#pragma unroll 1
-    for (int j = 0; j < kGroups; ++j) {
-      Part s[kM];
-      first_product<kB>(s, a, b_at + j * (kB ? kRight : kDown));
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        Part c;
-        c.template load<kC>(c_at + j * (kC ? kDown : kRight) + n * (kC ? kRight : kDown));
-#pragma unroll
-        for (int m = 0; m < kM; ++m) add(sum[m][n], s[m], c, scale);
-      }
-    }
-  }
-
-  // A warp's 16 x 16 results.
-  __device__ static void store(T* to, const float (&d)[2][4], float scale, float rest) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      T* const row = to + (r * 8 + lane / 4) * kSize;
-      if constexpr (kPairs) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          *reinterpret_cast<float2*>(row + i * 8 + lane % 4 * 2) =
-              make_float2(d[i][2 * r] * scale * rest, d[i][2 * r + 1] * scale * rest);
-      } else {
-        // Two lanes exchange halves, so that each has four neighbours.
-        const unsigned left = pack<T>(d[0][2 * r], d[0][2 * r + 1]), right = pack<T>(d[1][2 * r], d[1][2 * r + 1]);
-        const bool odd = lane % 2;
-        const unsigned other = __shfl_xor_sync(~0u, odd ? left : right, 1);
-        *reinterpret_cast<uint2*>(row + odd * 8 + lane % 4 / 2 * 4) = odd ? make_uint2(other, right) : make_uint2(left, other);
-      }
-    }
-  }
-
-  // 16 rows of dx = scale * rest * a b c.
-  __device__ static void store_chain(T* to, const Part (&a)[1][kGroups], unsigned b_at, unsigned c_at, float scale, float rest) {
-    if constexpr (kPairs) {
-      float d[1][kGroups][2][4] = {};
-      add_chain<true, true>(d, a, b_at, c_at, 1.0f);
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) store(to + n * 16, d[0][n], scale, rest);
-    } else {
-      // Registers are few beside the sums of both gradients.
-      Part s[kGroups][1];
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) first_product<true>(s[j], a, b_at + j * kRight);
-#pragma unroll 1
-      for (int n = 0; n < kGroups; ++n) {
-        float d[2][4] = {};
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j) {
-          Part c;
-          c.template load<true>(c_at + j * kDown + n * kRight);
-          add(d, s[j][0], c, 1.0f);
-        }
-        store(to + n * 16, d, scale, rest);
-      }
-    }
-  }
-
-  // Starts to copy a contiguous matrix.
-  __device__ static void copy(int to, const T* from, int thread, int threads) {
-    constexpr int kRow = kSize * static_cast<int>(sizeof(T)) / 16;
-#pragma unroll 4
-    for (int i = thread; i < kSize * kRow; i += threads)
-      copy_or_zero(reinterpret_cast<char*>(squares_shared + to + i / kRow * kPitch + i % kRow),
-                   reinterpret_cast<const uint4*>(from) + i, true);
-  }
-
-  // A matrix of float32 becomes two of float16 in place, by a team, below 2^15; returns the exponent of its largest element.
-  __device__ static int normalize(int at, int* largest, int thread, int barrier) {
-    constexpr int kEach = kSize * kSize / 8 / kThreads, kRow = kSize / 8;
-    float4 v[kEach][2];
-    const bool swap = thread & 4;
-    float most = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int chunk = thread + i * kThreads;
-      const float4* const from = reinterpret_cast<const float4*>(squares_shared + at + chunk / kRow * kPitch + chunk % kRow * 2);
-      v[i][0] = from[swap];
-      v[i][1] = from[!swap];
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        most = fmaxf(fmaxf(fmaxf(most, fabsf(v[i][j].x)), fmaxf(fabsf(v[i][j].y), fabsf(v[i][j].z))), fabsf(v[i][j].w));
-    }
-    const int bits = __reduce_max_sync(~0u, __float_as_int(most));
-    if (thread % 32 == 0) largest[thread / 32] = bits;
-    sync_warps(barrier, kGroups);
-    int all = 0;
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) all = max(all, largest[i]);
-    const int exponent = (all >> 23) - 127;
-    const float scale = power_of(14 - exponent);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int chunk = thread + i * kThreads;
-      uint4* const to = squares_shared + at + chunk / kRow * kPitch + chunk % kRow * 2;
-      uint2 high[2], low[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        split<__half>(v[i][j].x * scale, v[i][j].y * scale, high[j].x, low[j].x);
-        split<__half>(v[i][j].z * scale, v[i][j].w * scale, high[j].y, low[j].y);
-      }
-      const uint4 a =
-          swap ? make_uint4(high[1].x, high[1].y, high[0].x, high[0].y) : make_uint4(high[0].x, high[0].y, high[1].x, high[1].y);
-      const uint4 b =
-          swap ? make_uint4(low[1].x, low[1].y, low[0].x, low[0].y) : make_uint4(low[0].x, low[0].y, low[1].x, low[1].y);
-      to[swap] = swap ? b : a;
-      to[!swap] = swap ? a : b;
-    }
-    return exponent;
-  }
-};
 
 // kSplit: a block finds one of the gradients, because shared memory is too small for all that they need. kM = 2: half of the warps
 // find one factor's gradient and half the other's, 32 rows each; else each warp has 16 rows of both.
@@ -251,18 +33,26 @@ __device__ void squares(const KronSquaresParams& p) {
   const int first_at = !kSplit || wants_second ? kAt : state, second_at = kSplit ? kAt : kAt + S::kTile;
   const T* const x = static_cast<const T*>(p.x);
   const T* const dy = static_cast<const T*>(p.dy);
-  if (!kSplit || !wants_first) S::copy(first_at, static_cast<const T*>(p.first), threadIdx.x, blockDim.x);
-  if (!kSplit || !wants_second) S::copy(second_at, static_cast<const T*>(p.second), threadIdx.x, blockDim.x);
-  auto load = [&](const T* from, int at, long long sample) {
-    if (sample < p.rows) S::copy(at, from + sample * kElements, thread, S::kThreads);
+  // Zeros surround matrices that are smaller than a tile.
+  const bool padded = min(min(p.out[0], p.in[0]), min(p.out[1], p.in[1])) < kSize;
+  if (padded) {
+    for (int i = kAt + threadIdx.x; i < kState + kTeams * kBuffers * 2 * S::kTile; i += blockDim.x) squares_shared[i] = uint4{};
+    __syncthreads();
+  }
+  if (!kSplit || !wants_first) S::copy_factor(first_at, p.first, p.out[0], p.in[0]);
+  if (!kSplit || !wants_second) S::copy_factor(second_at, p.second, p.out[1], p.in[1]);
+  // x, or dy where `is_dy`.
+  auto load = [&](bool is_dy, int at, long long sample) {
+    if (sample >= p.rows) return;
+    const int rows = is_dy ? p.out[0] : p.in[0], columns = is_dy ? p.out[1] : p.in[1];
+    S::copy(at, (is_dy ? dy : x) + sample * (rows * columns), rows, columns, thread, S::kThreads);
   };
   const long long start = static_cast<long long>(block) * kTeams + team, stride = static_cast<long long>(blocks) * kTeams;
   commit_copies();
 #pragma unroll 1
-  for (int i = 0; i < kBuffers; ++i) {
-    if (reads_x) load(x, state + i * 2 * S::kTile, start + i * stride);
-    load(dy, state + (i * 2 + 1) * S::kTile, start + i * stride);
-    commit_copies();
+  for (int i = 0; i < 2 * kBuffers; ++i) {
+    if (i % 2 == 1 || reads_x) load(i % 2 == 1, state + i * S::kTile, start + i / 2 * stride);
+    if (i % 2 == 1) commit_copies();
   }
   wait_for_copies<kBuffers>();
   __syncthreads();
@@ -272,7 +62,7 @@ __device__ void squares(const KronSquaresParams& p) {
     if (team == 0 && (!kSplit || !wants_first)) {
       const int e = S::normalize(first_at, largest, thread, barrier);
       if (thread == 0) exponents[0] = e;
-      sync_warps(barrier, kGroups);
+      S::sync(barrier);
     }
     if (team == kTeams - 1 && (!kSplit || !wants_second)) {
       const int e = S::normalize(second_at, largest, thread, barrier);
@@ -288,40 +78,38 @@ __device__ void squares(const KronSquaresParams& p) {
   const int own = kM == 2 ? group % (kGroups / 2) * 2 : group;  // 16 rows, or the first of 32, of the factors' gradients
   float dw[2][kGroups][2][4] = {};
   typename S::Part own_rows[1][kGroups];
-  if (kSplit && wants_x) S::template load_rows<true>(own_rows, first + as_is + group * S::kRight);
+  if (kSplit && wants_x) {
+    S::template load_rows<true>(own_rows, first + as_is + group * S::kRight);
+    if (padded) {
+      __syncthreads();
+      for (int i = state + threadIdx.x; i < state + S::kTile; i += blockDim.x) squares_shared[i] = uint4{};
+    }
+  }
   int buffer = 0;
 #pragma unroll 1
   for (long long sample = start; sample < p.rows; sample += stride) {
     const bool swapped = kSplit && wants_x && buffer == 1;
     const int at = state + (kSplit ? 0 : buffer * 2 * S::kTile), other = at + (swapped ? 0 : S::kTile);
     wait_for_copies<kBuffers - 1>();
-    sync_warps(barrier, kGroups);
+    S::sync(barrier);
     int x_exponent = 0, dy_exponent = 0;
     if constexpr (S::kPairs) {
       dy_exponent = S::normalize(other, largest, thread, barrier);
-      sync_warps(barrier, kGroups);
+      S::sync(barrier);
       if (reads_x) x_exponent = S::normalize(at, largest, thread, barrier);
-      sync_warps(barrier, kGroups);
+      S::sync(barrier);
     }
     const float scale = power_of(x_exponent + dy_exponent);
     const unsigned x_at = base + at * 16, dy_at = base + other * 16;
     if constexpr (kSplit) {
-      // What is not needed any more makes room for the next sample.
-      const long long next = sample + stride;
-      if (wants_x) load(dy, at + (swapped ? S::kTile : 0), next);
       auto& sum = *reinterpret_cast<float (*)[1][kGroups][2][4]>(dw[0]);
-      if (wants_first) {
-        S::template load_rows<false>(own_rows, dy_at + across + group * S::kDown);
-        sync_warps(barrier, kGroups);
-        load(dy, other, next);
-        S::template add_chain<true, false>(sum, own_rows, second + across, x_at + as_is, scale);
-      }
-      if (wants_second) {
-        S::template load_rows<true>(own_rows, x_at + as_is + group * S::kRight);
-        sync_warps(barrier, kGroups);
-        load(x, at, next);
-        S::template add_chain<false, true>(sum, own_rows, first + as_is, dy_at + across, scale);
-      }
+      if (wants_first) S::template load_rows<false>(own_rows, dy_at + across + group * S::kDown);
+      if (wants_second) S::template load_rows<true>(own_rows, x_at + as_is + group * S::kRight);
+      if (!wants_x) S::sync(barrier);
+      // What only registers still need, or nothing, makes room for the next sample.
+      load(!wants_second, wants_second || (wants_x && !swapped) ? at : at + S::kTile, sample + stride);
+      if (wants_first) S::template add_chain<true, false>(sum, own_rows, second + across, x_at + as_is, scale);
+      if (wants_second) S::template add_chain<false, true>(sum, own_rows, first + as_is, dy_at + across, scale);
     } else {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
@@ -340,12 +128,13 @@ __device__ void squares(const KronSquaresParams& p) {
     }
     if (wants_x) {
       const int power = S::kPairs ? dy_exponent + exponents[0] + exponents[1] - 27 + S::kLog : 0;
-      S::store_chain(static_cast<T*>(p.dx) + sample * kElements + group * 16 * kSize, own_rows, dy_at + across, second + across,
-                     power_of(power / 2), power_of(power - power / 2));
+      S::store_chain(static_cast<T*>(p.dx) + (sample * p.in[0] + group * 16) * p.in[1], p.in[0] - group * 16, p.in[1], own_rows,
+                     dy_at + across, second + across, power_of(power / 2), power_of(power - power / 2));
     }
-    sync_warps(barrier, kGroups);
-    if (!kSplit || wants_first) load(x, at, sample + kBuffers * stride);
-    if (!kSplit || wants_second) load(dy, other, sample + kBuffers * stride);
+    S::sync(barrier);
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i)
+      if (!kSplit || (i == 0 ? wants_first : wants_second)) load(i == 1, at + i * S::kTile, sample + kBuffers * stride);
     commit_copies();
     if (kBuffers == 2 || kSplit) buffer ^= 1;
   }
@@ -395,14 +184,17 @@ __device__ void squares(const KronSquaresParams& p) {
   }
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
+KRON_SQUARES(16_f32, float, 16, 16, 2, false, 1)
 KRON_SQUARES(32_f32, float, 32, 8, 2, false, 1)
 KRON_SQUARES(64_f32, float, 64, 2, 2, false, 1)
 #if __CUDA_ARCH__ == 900
 KRON_SQUARES(128_f32, float, 128, 1, 1, true, 1)
 #endif
+KRON_SQUARES(16_f16, __half, 16, 24, 2, false, 1)
 KRON_SQUARES(32_f16, __half, 32, 8, 2, false, 1)
 KRON_SQUARES(64_f16, __half, 64, 4, 2, false, 1)
 KRON_SQUARES(128_f16, __half, 128, 1, 2, false, 2)
+KRON_SQUARES(16_bf16, __nv_bfloat16, 16, 24, 2, false, 1)
 KRON_SQUARES(32_bf16, __nv_bfloat16, 32, 8, 2, false, 1)
 KRON_SQUARES(64_bf16, __nv_bfloat16, 64, 4, 2, false, 1)
 KRON_SQUARES(128_bf16, __nv_bfloat16, 128, 1, 2, false, 2)
@@ -434,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(512) kron_squares_sum(const __grid_
   i -= which * n;
   const int threads = 2 * p.size, thread = i / 4 % threads, tile = i / 4 / threads;
   const int row = thread / 32 * 16 + i % 4 / 2 * 8 + thread % 32 / 4, at = tile * 8 + thread % 4 * 2 + i % 2;
-  const int to = p.transposed[which] ? at * p.size + row : row * p.size + at;
+  const int out = p.transposed[which] ? at : row, in = p.transposed[which] ? row : at, to = out * p.in[which] + in;
+  if (out >= p.out[which] || in >= p.in[which]) return;
   if (p.dtype[which] == kFloat32) {
     static_cast<float*>(p.gradient[which])[to] = sum;
   } else if (p.dtype[which] == kFloat16) {

@@ -1,4 +1,4 @@
-"""Gradients of kron_linear where factors make two squares of one size, which have kernels of their own."""
+"""Gradients of kron_linear where factors make two that fit into tiles of one size, which have kernels of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-SQUARES = [[(size, size)] * 2 for size in (32, 64, 128)]
+SQUARES = [[(size, size)] * 2 for size in (16, 32, 64, 128)]
+SMALLER = [
+    [(112, 112), (128, 128)],
+    [(86, 86), (120, 128)],
+    [(40, 56), (64, 48)],
+    [(17, 31), (32, 24)],
+    [(7, 16), (16, 8)],
+]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -48,7 +55,7 @@ def distance(got, want):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "sizes"),
-    [(rows, sizes) for rows in (1, 5, 300) for sizes in SQUARES]
+    [(rows, sizes) for rows in (1, 5, 300) for sizes in SQUARES + SMALLER]
     + [(1025, [(8, 8)] * 4), (1100, [(2, 32), (32, 2)] * 2), (257, [(32, 32), (4, 4), (128, 128)])]
     # after a first factor that has none
     + [(40, [(8, 8)] * 5), (7, [(3, 5), (64, 64), (64, 64)]), (9, [(2, 2), (5, 3), (32, 32), (32, 32)])],
@@ -65,7 +72,7 @@ def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [*SQUARES, [(3, 3), (32, 32), (32, 32)]])
+@pytest.mark.parametrize("sizes", [*SQUARES, *SMALLER, [(3, 3), (32, 32), (32, 32)]])
 def test_only_some_gradients_of_squares(sizes, dtype):
     x, dy, factors = arguments(300, sizes, dtype)
     everything = gradients(x, dy, factors)
@@ -77,7 +84,7 @@ def test_only_some_gradients_of_squares(sizes, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", SQUARES)
+@pytest.mark.parametrize("sizes", SQUARES + SMALLER)
 def test_gradients_of_squares_are_the_same_in_every_run(sizes, dtype):
     sample = arguments(1000, sizes, dtype)
     want = gradients(*sample)

@@ -54,10 +54,29 @@ def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Te
     return (grad @ w).reshape(rows, rest * i), dw
 
 
+def _backward_of_two(
+    dy: Tensor, x: Tensor, first: Tensor, second: Tensor, needs_x: bool, needs_factors: Sequence[bool]
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """Gradients for x and two factors, the second of which needs no batched GEMM, nor a sum over one's results."""
+    (o, i), (p, j) = first.shape, second.shape
+    states, grads = x.reshape(-1, i, j), dy.reshape(-1, o, p)
+    dx = dfirst = dsecond = None
+    if needs_factors[0]:
+        after = (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+        dfirst = torch.bmm(grads, after.mT).sum(0)
+    if needs_x or needs_factors[1]:
+        before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
+        dsecond = before.mT @ states.reshape(-1, j) if needs_factors[1] else None
+        dx = (before @ second).reshape(x.shape) if needs_x else None
+    return dx, [dfirst, dsecond]
+
+
 def chain_of_matmuls_backward(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it."""
+    if len(factors) == 2 and min(*factors[0].shape, *factors[1].shape) >= FEW:
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors)
     state, states = x.reshape(-1, x.shape[-1]), {}
     for k in reversed(range(len(factors))):
         if needs_factors[k]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ._kron_linear_fused import DTYPES, apply, fused_chain, in_place, library, plan, tf32_allowed
+from ._kron_linear_fused import DTYPES, apply, fused_chain, library, plan, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls_backward
+from ._kron_linear_squares import TOGETHER, backward_of_squares, two_of_a_size, unmerge
 
 MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
 ENOUGH = 1 << 22  # elements, from which on they are with fewer factors
-SQUARES = 32, 64, 128  # sizes of two factors, or two products of factors, that may have a kernel
-TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 MERGED = 64  # the largest product of small factors, whose gradients are found together
 
 
@@ -72,9 +70,9 @@ def fused_backward(
     transposes of all other factors.
     """
     transposed = [w.mT for w in factors]
-    if any(needs_factors) and (cut := _equal_squares(x, factors)):
-        return _backward_of_squares(dy, x, factors, cut, needs_x, needs_factors)
-    if any(needs_factors) and any(_equal_squares(x, factors[k:]) for k in range(1, len(factors) - 1)):
+    if any(needs_factors) and (found := two_of_a_size(x, factors)):
+        return backward_of_squares(dy, x, factors, *found, needs_x, needs_factors)
+    if any(needs_factors) and any(two_of_a_size(x, factors[k:]) for k in range(1, len(factors) - 1)):
         return _backward_beyond_first(dy, x, factors, needs_x, needs_factors)
     if not _worth_fusing(dy, factors):
         return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
@@ -96,51 +94,8 @@ def fused_backward(
             grad = apply(grad.reshape(-1, rest), transposed[group.stop :], 1)
         rest = math.prod(w.shape[1] for w in after)
         dw = _sum_of_products(grad.reshape(-1, o, rest), x.reshape(-1, i, rest), group.stop - group.start > 1)
-        dfactors[group] = _unmerge(dw, factors[group], needs_factors[group])
+        dfactors[group] = unmerge(dw, factors[group], needs_factors[group])
     return dx, dfactors
-
-
-@functools.lru_cache(4096)
-def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, device: int) -> int:
-    return library().kron_linear_bwd_squares_blocks(DTYPES[dtype], rows, size, wanted, device)
-
-
-def _equal_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
-    """How many factors come first, where theirs and the others' product are squares of one size that has a kernel."""
-    columns = math.prod(w.shape[1] for w in factors)
-    size = math.isqrt(columns)
-    if size not in SQUARES or size * size != columns or tf32_allowed(x) or x.dtype == torch.float64:
-        return 0
-    if not _square_blocks(x.dtype, x.numel() // columns, size, 1, x.device.index):
-        return 0
-    o = i = 1
-    for cut, w in enumerate(factors):
-        if o == i == size:
-            rest = math.prod(f.shape[0] for f in factors[cut:])
-            return cut if rest == size and max(cut, len(factors) - cut) <= TOGETHER else 0
-        o, i = o * w.shape[0], i * w.shape[1]
-    return 0
-
-
-def _backward_of_squares(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """`fused_backward` for two groups of factors, each of one size: a kernel for all gradients, one to add up."""
-    columns = x.shape[-1]
-    size, groups = math.isqrt(columns), (slice(0, cut), slice(cut, None))
-    state, grad = (in_place(t.contiguous()).reshape(-1, columns) for t in (x, dy))
-    pair = [in_place(functools.reduce(torch.kron, factors[group]).contiguous()) for group in groups]
-    needed = [group for group in groups if any(needs_factors[group])]
-    dx = torch.empty_like(state) if needs_x else None
-    dw = [x.new_empty(size, size, dtype=torch.float32 if len(factors[g]) > 1 else x.dtype) for g in needed]
-    wanted = sum(1 << k for k, group in enumerate(groups) if any(needs_factors[group])) + 4 * needs_x
-    blocks = _square_blocks(x.dtype, len(state), size, wanted, x.device.index)
-    partial = x.new_empty(blocks * len(dw), columns, dtype=torch.float32)
-    library().kron_linear_bwd_squares(dw, dx, partial, grad, state, pair, wanted)
-    dfactors: list[Tensor | None] = [None] * len(factors)
-    for group, found in zip(needed, dw, strict=True):
-        dfactors[group] = _unmerge(found, factors[group], needs_factors[group])
-    return None if dx is None else dx.reshape(x.shape), dfactors
 
 
 def _backward_beyond_first(
@@ -172,22 +127,3 @@ def _sum_of_products(g: Tensor, x: Tensor, wide: bool) -> Tensor:
     partial = x.new_empty(_partial_rows(x.dtype, rows, rest, o, i, x.device.index), o, i, dtype=sums)
     library().kron_linear_bwd(dw, partial, g, x, tf32_allowed(x))
     return dw
-
-
-def _unmerge(dw: Tensor, factors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients of factors from that of their Kronecker product."""
-    n = len(factors)
-    if n == 1:
-        return [dw]
-    sizes = [w.shape[0] for w in factors] + [w.shape[1] for w in factors]
-    # An axis for the elements of each factor, of which the last ones are summed away.
-    left = dw.reshape(sizes).permute([axis for k in range(n) for axis in (k, n + k)]).reshape(-1)
-    elements = [w.reshape(-1).to(dw.dtype) for w in factors]
-    products = list(itertools.accumulate(elements[:-1], lambda a, b: torch.outer(a, b).reshape(-1)))
-    found: list[Tensor | None] = [None] * n
-    for k in reversed(range(n)):
-        if needs[k]:
-            own = products[k - 1] @ left.reshape(-1, factors[k].numel()) if k else left
-            found[k] = own.reshape(factors[k].shape).to(factors[k].dtype)
-        left = left.reshape(-1, factors[k].numel()) @ elements[k]
-    return found

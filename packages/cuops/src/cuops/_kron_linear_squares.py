@@ -1,0 +1,94 @@
+"""Gradients of Kronecker-factored layers whose factors make two of the sizes that have a kernel."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
+
+SQUARES = 16, 32, 64, 128  # sizes of the kernels' tiles
+FILLED, PARTLY_FILLED = (
+    0.45,
+    0.3,
+)  # how much of them there must be, in float32 of the largest size and else, to be worth it
+TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
+
+
+@functools.lru_cache(4096)
+def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, device: int) -> int:
+    return library().kron_linear_bwd_squares_blocks(DTYPES[dtype], rows, size, wanted, device)
+
+
+def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, int] | None:
+    """How many factors come first, and of what size a kernel is that has their product and that of the others.
+
+    Where they fill enough of it: what is missing counts as zeros.
+    """
+    if tf32_allowed(x) or x.dtype == torch.float64:
+        return None
+    width, best, found = VECTOR // x.element_size(), 0.0, None
+    for cut in range(max(1, len(factors) - TOGETHER), min(len(factors) - 1, TOGETHER) + 1):
+        (o, i), (p, j) = (
+            [math.prod(w.shape[d] for w in group) for d in (0, 1)] for group in (factors[:cut], factors[cut:])
+        )
+        size = next((size for size in SQUARES if size >= max(o, i, p, j)), 0)
+        fill = max(o * p, i * j) / size**2 if size and p % width == j % width == 0 else 0.0
+        if fill > best and fill >= (FILLED if size == SQUARES[-1] else PARTLY_FILLED):
+            best, found = fill, (cut, size)
+    rows = x.numel() // math.prod(w.shape[1] for w in factors)
+    return found if found and _square_blocks(x.dtype, rows, found[1], 1, x.device.index) else None
+
+
+def backward_of_squares(
+    dy: Tensor,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    cut: int,
+    size: int,
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """`fused_backward` for the first `cut` factors and the others: a kernel for all gradients, one to add up."""
+    groups = slice(0, cut), slice(cut, None)
+    state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, dy))
+    pair = [in_place(functools.reduce(torch.kron, factors[group]).contiguous()) for group in groups]
+    needed = [group for group in groups if any(needs_factors[group])]
+    dx = torch.empty_like(state) if needs_x else None
+    dw = [
+        x.new_empty(pair[k].shape, dtype=torch.float32 if len(factors[group]) > 1 else x.dtype)
+        for k, group in enumerate(groups)
+        if group in needed
+    ]
+    wanted = sum(1 << k for k, group in enumerate(groups) if any(needs_factors[group])) + 4 * needs_x
+    blocks = _square_blocks(x.dtype, len(state), size, wanted, x.device.index)
+    partial = x.new_empty(blocks * len(dw), size**2, dtype=torch.float32)
+    library().kron_linear_bwd_squares(dw, dx, partial, grad, state, pair, wanted, size)
+    dfactors: list[Tensor | None] = [None] * len(factors)
+    for group, found in zip(needed, dw, strict=True):
+        dfactors[group] = unmerge(found, factors[group], needs_factors[group])
+    return None if dx is None else dx.reshape(x.shape), dfactors
+
+
+def unmerge(dw: Tensor, factors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of factors from that of their Kronecker product."""
+    n = len(factors)
+    if n == 1:
+        return [dw]
+    sizes = [w.shape[0] for w in factors] + [w.shape[1] for w in factors]
+    # An axis for the elements of each factor, of which the last ones are summed away.
+    left = dw.reshape(sizes).permute([axis for k in range(n) for axis in (k, n + k)]).reshape(-1)
+    elements = [w.reshape(-1).to(dw.dtype) for w in factors]
+    products = list(itertools.accumulate(elements[:-1], lambda a, b: torch.outer(a, b).reshape(-1)))
+    found: list[Tensor | None] = [None] * n
+    for k in reversed(range(n)):
+        if needs[k]:
+            own = products[k - 1] @ left.reshape(-1, factors[k].numel()) if k else left
+            found[k] = own.reshape(factors[k].shape).to(factors[k].dtype)
+        left = left.reshape(-1, factors[k].numel()) @ elements[k]
+    return found
