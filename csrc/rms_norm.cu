@@ -12,20 +12,15 @@
 
 namespace cuops {
 
-template <class T>
-__device__ void release_row(const RmsNormFwdParams& p, const Rows& rows, long long row, int thread, int threads) {
-  const T* const all = static_cast<const T*>(rows.data);
-  const T* const from = all + row * rows.stride;
-  Passing::release(from, from + p.n, all, all + (p.rows - 1) * rows.stride + p.n, thread, threads);
-}
-
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and nothing else, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
-// which are on their way while the row is summed.
+// which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
+// these, and all blocks of a multiprocessor find the weight in L1.
 template <class T, int kResident, bool kPhased, bool kResidual, bool kClusters>
 __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
+  constexpr bool kLate = kResident == 8 && !kPhased && !kClusters;
   CUOPS_TEAM_OF(Acc, 1, kClusters, team);
   if (p.overlaps) wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
@@ -40,11 +35,11 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   auto exists = [&](int i) { return first + i * step < division.packs; };
   const Passing passing(p.released_from != kNoRow);
 
-  Vector<T> held[kResident], weight[kResident];
+  Vector<T> held[kResident], weight[kLate ? 1 : kResident];
   if (!kPhased || division.packs > 0) {
     // The weight first: behind these loads of x, the compiler would put it off until x is there.
 #pragma unroll
-    for (int i = 0; i < kResident; ++i) weight[i] = load_beside(division, parameter, pack(i));
+    for (int i = 0; !kLate && i < kResident; ++i) weight[i] = load_beside(division, parameter, pack(i));
 #pragma unroll
     for (int i = 0; i < kResident; ++i) held[i] = passing.load(reinterpret_cast<const Vector<T>*>(x + division.head) + pack(i));
   }
@@ -102,8 +97,8 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
     if (!exists(i)) continue;
-    auto wide = convert<Acc>(kResident == 4 ? forgotten(held[i], zero) : held[i]);  // with 4, registers are what decides
-    const auto factor = convert<Acc>(weight[i]);
+    auto wide = convert<Acc>(kLate || kResident == 4 ? forgotten(held[i], zero) : held[i]);  // there, registers are what decides
+    const auto factor = convert<Acc>(kLate ? load_constant_here(parameter + pack(i) * kWidth) : weight[kLate ? 0 : i]);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * factor.at[j];
     store(reinterpret_cast<Vector<T>*>(y + division.head) + pack(i), convert<T>(wide));
@@ -117,8 +112,8 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     }
   }
   if (row >= p.released_from) {
-    release_row<T>(p, p.x, row, first, step);
-    if (kResidual) release_row<T>(p, p.residual, row, first, step);
+    Passing::release<T>(p.x, p.rows, p.n, row, first);
+    if (kResidual) Passing::release<T>(p.residual, p.rows, p.n, row, first);
   }
 }
 
@@ -186,7 +181,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
       for (int j = 0; j < kWidth; ++j) v.at[j] *= rstd * factor.at[j];
       store(reinterpret_cast<Vector<T>*>(y) + first + i * step, convert<T>(v));
     }
-    if (row >= p.released_from) release_row<T>(p, p.x, row, first, step);
+    if (row >= p.released_from) Passing::release<T>(p.x, p.rows, p.n, row, first);
   }
   launch_dependents();
 }
@@ -211,6 +206,10 @@ RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
 RMS_NORM_FWD(f64, double, wide, 8, false, false, true, 256, 2)
+#if __CUDA_ARCH__ == 900  // where it is known to be faster, most for 16 bits
+RMS_NORM_FWD(f16, __half, late, 8, false, false, false, 512, 2)
+RMS_NORM_FWD(bf16, __nv_bfloat16, late, 8, false, false, false, 512, 2)
+#endif
 #if CUOPS_CLUSTERS
 #define RMS_NORM_FWD_STAY(name, T)                                                                          \
   extern "C" __global__ void __launch_bounds__(512) rms_norm_fwd_##name##_stay(cuops::RmsNormFwdParams p) { \

@@ -12,16 +12,16 @@ namespace {
 
 // Those whose rows stay in registers are in rms_norm.cu, the last three in rms_norm_any.cu. All but the last two are for the
 // common case, the second with a residual.
-enum Variant { kShort, kResidual, kMiddle, kWide, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny };
+enum Variant { kShort, kResidual, kMiddle, kWide, kLate, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny };
 
 Kernel& kernel_of(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][10];  // for the life of the process
+    Kernel* at[4][11];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_short",        "_residual", "_middle", "_wide",    "_stay",
+      constexpr const char* suffixes[] = {"_short",        "_residual", "_middle", "_wide",    "_late", "_stay",
                                           "_phased_short", "_phased",   "_long",   "_vectors", "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (Variant v : {kShort, kResidual, kMiddle, kWide, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny})
+        for (Variant v : {kShort, kResidual, kMiddle, kWide, kLate, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny})
           at[t][v] = new Kernel(v < kLong ? "rms_norm" : "rms_norm_any", std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
     }
   };
@@ -110,6 +110,10 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   // A few rows have several multiprocessors each.
   if (problem.aligned && !is_double && hw.clusters && rows <= 16 && 1024 < packs && packs <= 4096)
     return Found(kMiddle, resident_shape(rows, packs, 4, 128));
+  // Blocks that have a row alone are faster than clusters once there are many for each multiprocessor.
+  if (problem.aligned && problem.width() == 8 && hw.capability == 90 && 2048 < packs && packs <= 4096 &&
+      (rows >= 20 * hw.multiprocessors || !hw.clusters))
+    return Found(kLate, resident_shape(rows, packs, 8, 512));
   if (problem.aligned && packs <= 2048 * (!hw.clusters ? 1 : is_double ? 16 : 2)) {
     // Between, its blocks have fewer threads, and no room for more blocks.
     if (is_double || packs <= 2048 || packs > 3840 || rows <= 256) return Found(kWide, resident_shape(rows, packs, 8, 256));
@@ -140,23 +144,22 @@ std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, co
   return {variant, {static_cast<unsigned>(problem.rows) * cluster, threads, 1, cluster, shared_bytes}};
 }
 
-// The row from which on L2 is not to keep x beyond the kernel: what comes before, later rows have pushed out by then. Not for an
-// x that fits into L2, all of which would have to be given back.
-long long released_from(const Problem& problem, const Hardware& hw) {
-  const std::int64_t bytes = problem.n * size_of(problem.dtype), l2 = (hw.capability >= 100 ? 128 : 64) << 20;
-  return problem.rows * bytes <= l2 ? kNoRow : problem.rows - l2 / bytes;
-}
-
 }  // namespace
+
+long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardware& hw) {
+  const std::int64_t l2 = (hw.capability >= 100 ? 128 : 48) << 20;
+  return rows * row_bytes <= l2 ? kNoRow : rows - l2 / row_bytes;
+}
 
 RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device) {
   const Problem problem = problem_of(*p, dtype);
   const Hardware& hw = hardware("rms_norm_any", device);
   const auto in_registers = plan_in_registers(problem, hw, device);
   auto [variant, shape] = in_registers ? *in_registers : plan_in_shared_memory(problem, hw, p);
-  p->released_from = released_from(problem, hw);
-  // The start of a launch counts where rows are few; where they are many, asking costs each block more than it gains.
-  shape.overlaps = p->overlaps = !problem.is_large();
+  p->released_from = released_from(problem.rows, problem.n * size_of(dtype), hw);
+  // The start of a launch counts in short kernels; where blocks are many or small, asking costs them more than it gains.
+  const bool few_blocks = shape.blocks <= 8192 && shape.block_x * shape.block_y >= 128;
+  shape.overlaps = p->overlaps = !problem.is_large() || (few_blocks && problem.rows * problem.n <= 1 << 24);
   return {kernel_of(dtype, variant), shape};
 }
 

@@ -153,13 +153,17 @@ def test_more_than_two_to_the_31_elements():
 
 @gpu
 @pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("n", [256, 2048, 4097, 8192, 16384, 24576, 32768, 65536])
-def test_more_rows_than_the_cache_holds(n, with_residual):
+@pytest.mark.parametrize(
+    ("dtype", "n"),
+    [(torch.bfloat16, n) for n in (256, 2048, 4097, 8192, 16384, 24576, 32768, 65536)]
+    + [(torch.float16, 16392), (torch.float32, 12284)],
+)
+def test_more_rows_than_the_cache_holds(dtype, n, with_residual):
     rows = 80_000_000 // n + 3
-    x, residual = (torch.randn(rows, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    x, residual = (torch.randn(rows, n, device="cuda", dtype=dtype) for _ in range(2))
     x[rows // 7] = 0
-    x[-2] *= 1e30
-    weight = make((n,), torch.bfloat16, "cuda", 1)
+    x[-2] *= torch.finfo(dtype).max / 1000
+    weight = make((n,), dtype, "cuda", 1)
     if with_residual:
         y, h = cuops.rms_norm(x, weight, residual=residual)
         assert torch.equal(h, x + residual)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "numeric.cuh"
+#include "rows.h"
 
 namespace cuops {
 
@@ -32,16 +33,17 @@ class Passing {
     return *reinterpret_cast<const Vector*>(&v);
   }
 
-  // Gives back the lines of [from, to) that are all within [begin, end); each of `threads` threads a part.
-  static __device__ void release(const void* from, const void* to, const void* begin, const void* end, int thread, int threads) {
+  // Gives back line `at` of a row of n elements, if all of it is within its matrix of `count` rows. Threads that share a row have
+  // 32 bytes of it or more each, so that a line each is enough.
+  template <class T>
+  static __device__ void release(const Rows& rows, long long count, long long n, long long row, int at) {
 #if __CUDA_ARCH__ >= 900
     constexpr int kLine = 128;
-    const char* line = reinterpret_cast<const char*>(reinterpret_cast<unsigned long long>(from) & -kLine) + thread * kLine;
-#pragma unroll 1
-    for (; line < to; line += threads * kLine) {
-      if (line >= begin && line + kLine <= end)
-        asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(line) : "memory");
-    }
+    const T *const begin = static_cast<const T*>(rows.data), *const from = begin + row * rows.stride;
+    const char* const line = reinterpret_cast<const char*>((reinterpret_cast<unsigned long long>(from) & -kLine) + at * kLine);
+    if (line < reinterpret_cast<const char*>(from + n) && line >= reinterpret_cast<const char*>(begin) &&
+        line + kLine <= reinterpret_cast<const char*>(begin + (count - 1) * rows.stride + n))
+      asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(line) : "memory");
 #endif
   }
 

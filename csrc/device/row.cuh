@@ -62,6 +62,14 @@ __device__ Pack<T, kWidth> load_constant(const Pack<T, kWidth>* from) {
   return out;
 }
 
+// The same where it is written: the compiler would put it much earlier, and its registers are wanted for other things by then.
+template <class T>
+__device__ Vector<T> load_constant_here(const T* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return *reinterpret_cast<const Vector<T>*>(&v);
+}
+
 // Pack `i` of a parameter (a weight, say), which starts at a multiple of 16 bytes, beside pack `i` of the row.
 template <class T, int kWidth, bool kPhased, class Index>
 __device__ Pack<T, kWidth> load_beside(const Division<T, kWidth, kPhased, Index>& division, const T* parameter, Index i) {
