@@ -55,8 +55,9 @@ struct RmsNormBwdParams {
   bool weight_wide;
   bool finds_results;                // what dweight and dbias point to, rather than partial sums
   DType dweight_dtype, dbias_dtype;  // of the results
+  long long released_from;           // L2 keeps dy and h longest, and from this row on not beyond the kernel; or kNoRow
 };
-static_assert(sizeof(RmsNormBwdParams) == 240, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormBwdParams) == 248, "host and device must agree on the layout");
 
 // Adds up partial sums.
 struct SumRowsParams {

@@ -121,6 +121,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   p.dweight_dtype = sums_of[0].dtype;
   p.dbias_dtype = sums_of[1].dtype;
   p.finds_results = plan.finds_results;
+  p.released_from = plan.released_from;
   p.found = free;
 
   const ContextGuard context(device);

@@ -29,14 +29,16 @@ __device__ Pack<T, kWidth>* packs_of(const Rows& rows, long long row) {
 }
 
 // Any rows on any GPU, in two kernels, which both read h and dy: for rows too wide for the kernel in one pass, and GPUs without
-// tuned kernels. Packs are vectors where all is aligned, else single elements. A block finds out about one row what its gradient
-// needs.
+// tuned kernels. Packs are vectors where all is aligned, else single elements. A part of a warp, a block or a cluster finds out
+// about one row what its gradient needs.
 template <class T, int kWidth>
 __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   CUOPS_TEAM(Acc, 2, team);
   wait_for_previous();
-  const long long row = team.index, packs = p.n / kWidth;
+  // Beyond the last row, threads do what those of the last row do.
+  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
+  const long long packs = p.n / kWidth;
   const auto *const h = packs_of<kWidth, T>(p.h, row), *const dy = packs_of<kWidth, T>(p.dy, row);
   const auto& constants = scalars<Acc>(p);
   Acc sums[2], scale = 1;
@@ -58,11 +60,12 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
     if (pass == 2) break;
     if (pass == 1) {
       scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
-    } else if (sums[0] <= Range<Acc>::kLargest && mean_plus_eps(sums[0], constants, constants.eps) >= Range<Acc>::kSmallest) {
+    } else if (!team.any(!(sums[0] <= Range<Acc>::kLargest &&
+                           mean_plus_eps(sums[0], constants, constants.eps) >= Range<Acc>::kSmallest))) {
       break;
     }
   }
-  if (team.first() != 0) return;
+  if (team.first() != 0 || row != wanted) return;
   const Acc rstd = rstd_of(sums[0], constants, scale);
   Acc* const found = static_cast<Acc*>(p.found) + 3 * row;
   found[0] = scale;

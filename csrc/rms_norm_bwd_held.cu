@@ -1,7 +1,8 @@
 // The gradient of RMSNorm in the common case: a weight of h's dtype, no bias, aligned rows that the registers of a block hold.
+#include "device/held_sums.cuh"
 #include "device/overlap.cuh"
+#include "device/passing.cuh"
 #include "device/reduce.cuh"
-#include "device/row_sums.cuh"
 #include "device/rowmates.cuh"
 #include "device/rstd.cuh"
 #include "device/tuned.cuh"
@@ -30,6 +31,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     }
   };
   const auto& constants = scalars<Acc>(p);
+  const Passing passing(p.released_from != kNoRow);
   // Rows of a block are neighbours, which share pages of memory.
   const long long teams = kWide ? gridDim.x / team.blocks : static_cast<long long>(gridDim.x) * blockDim.y;
   const long long begin = kWide ? team.index : static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -61,8 +63,8 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       if (wanted && exists(i) && !(kPhased && windows.leaves(row, p.rows, first + i * step))) {
-        next_h[i] = h[i * step];
-        next_dy[i] = dy[i * step];
+        next_h[i] = kPhased ? h[i * step] : passing.load(h + i * step);
+        next_dy[i] = kPhased ? dy[i * step] : passing.load(dy + i * step);
       } else if (!kWide) {  // a warp's other rows may go on
         next_h[i] = next_dy[i] = {};
       }
@@ -188,46 +190,16 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         }
       }
     }
+    if (!kPhased && active && row >= p.released_from) {
+      Passing::release<T>(p.h, p.rows, p.n, row, first);
+      Passing::release<T>(p.dy, p.rows, p.n, row, first);
+    }
   }
 
   launch_dependents();
   if (!p.dweight) return;
-  // Rows side by side in a block add up in their order, first those of a warp where they have the same columns.
-  const int n = static_cast<int>(p.n), side = kPhased ? 1 : max(32 / step, 1), count = kWide ? 1 : blockDim.y / side;
-  const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), n, p.finds_results};
-  if constexpr (!kWide && !kPhased) {
-#pragma unroll 1
-    for (int offset = step; offset < 32; offset *= 2) {
-#pragma unroll
-      for (int i = 0; i < kResident; ++i) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) dweight[i].at[j] += __shfl_xor_sync(0xffffffffu, dweight[i].at[j], offset);
-      }
-    }
-  }
-  const bool alone = kWide || (count == 1 && cluster_blocks() == 1);
-  Acc* const to = reinterpret_cast<Acc*>(shared) + threadIdx.y / side * sums_stride(n);
-#pragma unroll
-  for (int i = 0; i < kResident; ++i) {
-    const int column = windows.column(first + i * step);
-    if (threadIdx.y % side != 0 || !exists(i)) continue;
-    if constexpr (kPhased) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        if (column + j < 0 || column + j >= n) continue;
-        if (alone) {
-          target.store_one(column + j, dweight[i].at[j]);
-        } else {
-          to[column + j] = dweight[i].at[j];
-        }
-      }
-    } else if (alone) {
-      target.store(column, dweight[i]);
-    } else {
-      *reinterpret_cast<Pack<Acc, kWidth>*>(to + column) = dweight[i];
-    }
-  }
-  if (!alone) add_up_shared(reinterpret_cast<Acc*>(shared), count, n, target);
+  const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), static_cast<int>(p.n), p.finds_results};
+  leave_sums<kWide>(dweight, windows, first, step, reinterpret_cast<Acc*>(shared), target);
 }
 
 }  // namespace cuops

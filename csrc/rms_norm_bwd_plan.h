@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "dtype.h"
 #include "host/kernel.h"
+#include "rms_norm.h"
 
 namespace cuops {
 
@@ -43,10 +43,11 @@ struct RmsNormBwdPlan {
   LaunchShape shape;
   std::int64_t partial_rows;   // of sums for dweight and dbias
   bool finds_results = false;  // of these sums, rather than partial ones
+  long long released_from = kNoRow;
 };
 RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& problem, int device);
 
-// For the kernel before kColumns*: a block a row, or several where rows are few.
+// For the kernel before kColumns*: a part of a warp a row, a block, or several where rows are few.
 LaunchShape rms_norm_bwd_rows_shape(std::int64_t rows, std::int64_t n, int device);
 
 // For the sum of so many rows of partial sums.
