@@ -22,10 +22,11 @@ Kernel& fwd_kernel(DType dtype) {
   return kernels[dtype != kFloat64];
 }
 Kernel& tuned_kernel(KronKernel which) {
-  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
-                             {"kron_linear_tuned", "kron_tuned_pairs"},
-                             {"kron_linear_tuned", "kron_tuned_pairs_128"},
-                             {"kron_linear_small", "kron_small"}};
+  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},        {"kron_linear_tuned", "kron_tuned_pairs"},
+                             {"kron_linear_tuned", "kron_tuned_pairs_128"},     {"kron_linear_small", "kron_small"},
+                             {"kron_linear_direct", "kron_direct_32"},          {"kron_linear_direct", "kron_direct_64"},
+                             {"kron_linear_direct", "kron_direct_128"},         {"kron_linear_direct", "kron_direct_columns_64"},
+                             {"kron_linear_direct", "kron_direct_columns_128"}, {"kron_linear_cube", "kron_cube"}};
   return kernels[which - kKronTunedSingle];
 }
 
@@ -115,6 +116,10 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   if (group.tuned == kKronSmall) {
     KronSmallParams p = fill(group.small_params);
     set_sample_strides(&p);
+    return run(tuned_kernel(group.tuned), &p);
+  }
+  if (group.tuned >= kKronDirect32) {
+    KronDirectParams p = fill(group.direct_params);
     return run(tuned_kernel(group.tuned), &p);
   }
   const bool x_dense = x_rows.inner >= problem.rows && x_rows.stride == in;

@@ -32,11 +32,16 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const KronFwdParams& p = group.params;
-    const int samples = group.tuned == kKronSmall     ? group.small_params.samples
+    const bool direct = group.tuned >= kKronDirect32;
+    const int samples = direct                        ? group.direct_params.groups
+                        : group.tuned == kKronSmall   ? group.small_params.samples
                         : group.tuned != kKronGeneral ? group.tuned_params.samples
                                                       : p.samples;
-    const int columns = group.tuned == kKronSmall ? group.small_params.columns : p.columns;
-    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, p.slices, columns,
+    const int slices = direct ? group.direct_params.slices : p.slices;
+    const int columns = direct                      ? 16 * (group.direct_params.columns > 0)
+                        : group.tuned == kKronSmall ? group.small_params.columns
+                                                    : p.columns;
+    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, slices, columns,
                       static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
                       static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
                       static_cast<int64_t>(group.operations)});

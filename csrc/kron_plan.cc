@@ -29,7 +29,9 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
   const double moved = penalty * group.bytes / 31;
-  group.nanoseconds = (problem.inner > 1 && problem.inner < kFew ? 6000 : 4500) +
+  group.nanoseconds = (problem.inner > 1 && problem.inner < kFew      ? 6000
+                       : problem.dtype == kFloat32 && !problem.single ? 6500
+                                                                      : 4500) +
                       (halves ? std::max(moved, batches * kBatch) : moved) / device.multiprocessors +
                       group.operations / (rate * device.multiprocessors);
   return group;
@@ -49,7 +51,8 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
   if (!problem.aligned) return best;
-  for (KronGroup& group : std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device)})
+  for (KronGroup& group :
+       std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_direct(problem, device)})
     if (group.nanoseconds < best.nanoseconds) best = std::move(group);
   return best;
 }

@@ -24,7 +24,19 @@ struct KronProblem {
 };
 
 // The kernels, in the order of kron_linear.cc's.
-enum KronKernel { kKronGeneral, kKronTunedSingle, kKronTunedPairs, kKronTunedPairs128, kKronSmall };
+enum KronKernel {
+  kKronGeneral,
+  kKronTunedSingle,
+  kKronTunedPairs,
+  kKronTunedPairs128,
+  kKronSmall,
+  kKronDirect32,  // and those after it: plan_direct's
+  kKronDirect64,
+  kKronDirect128,
+  kKronColumns64,
+  kKronColumns128,
+  kKronCube,
+};
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
 struct KronGroup {
@@ -34,6 +46,7 @@ struct KronGroup {
   KronFwdParams params{};          // of the general kernel: all but the arrays
   KronTunedParams tuned_params{};  // of the tuned ones
   KronSmallParams small_params{};  // of that for small factors
+  KronDirectParams direct_params{};
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -51,6 +64,7 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.

@@ -12,6 +12,7 @@ constexpr double kBytesACycle = 17.5;    // of device memory, for each multiproc
 constexpr double kMostBytesACycle = 40;  // where few multiprocessors work
 constexpr double kLaunch = 2500;         // ns
 constexpr double kStart = 9500;          // cycles
+constexpr double kSeveral = 3000;        // where there are several passes
 constexpr double kCopyStart = 1500;      // where results go to shared memory first
 constexpr double kWeight = 40;           // cycles of a thread, for an element of a factor's product
 constexpr double kProductsACycle = 90;   // of a multiprocessor
@@ -72,7 +73,8 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const s
   const double transfer = 8.0 * elements / share;
   const double waves = std::ceil(static_cast<double>(p.tiles) / active);
   const double tile = std::max(compute, transfer) + (together > 1 ? kHidden : kExposed) * std::min(compute, transfer);
-  const double start = kStart + kCopyStart * p.copies_out + kWeight * weight_elements / threads * together;
+  const double start =
+      kStart + kSeveral * (p.stages > 1) + kCopyStart * p.copies_out + kWeight * weight_elements / threads * together;
   group.nanoseconds = kLaunch + (start + waves * tile) / kClock;
   group.fused = true;
   group.bytes = 8.0 * problem.rows * tile_size.sample;

@@ -18,6 +18,14 @@ SIZES = [
     [(86, 86), (128, 128)],
     [(5, 3), (7, 5), (2, 7)],
 ]
+OF_FLOAT32 = [
+    [(32, 32)] * 2,
+    [(40, 24), (20, 48)],
+    [(96, 96), (100, 56)],
+    [(32, 32)] * 3,
+    [(12, 24), (28, 24), (20, 16)],
+    [(64, 64)] * 3,
+]
 
 
 def random(shape, dtype=torch.float32, seed=0):
@@ -73,7 +81,7 @@ def test_a_plan_counts_bytes_and_operations():
 
 
 @gpu
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", SIZES + OF_FLOAT32)
 def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
     x, factors = random((300, columns_of(sizes))), factors_of(sizes)
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
@@ -100,6 +108,28 @@ def test_small_factors_with_a_bias(rows, sizes):
 
 
 @gpu
+@pytest.mark.parametrize("rows", [1, 3, 33, 150, 700])
+@pytest.mark.parametrize("sizes", SIZES + OF_FLOAT32)
+def test_any_batch_with_a_bias(rows, sizes):
+    rows = min(rows, max(3, (1 << 24) // columns_of(sizes)))
+    x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
+    bias = random((math.prod(o for o, _ in sizes),), seed=8)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
+    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+
+
+@gpu
+@pytest.mark.parametrize("sizes", [[(32, 32)] * 2, [(64, 64)] * 2, [(128, 128)] * 2, [(32, 32)] * 3, [(64, 64)] * 3])
+def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(sizes):
+    x, factors = random((140, columns_of(sizes))).abs(), [w.abs() for w in factors_of(sizes)]
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    from cuops._kron_linear_gemm import chain_of_matmuls
+
+    assert distance(cuops.kron_linear(x, factors), wide) <= 2 * distance(chain_of_matmuls(x, factors, None), wide)
+
+
+@gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_and_factors_of_any_magnitude(dtype):
     magnitudes = torch.logspace(-25, 25, 51, dtype=torch.float64, device="cuda")
@@ -113,8 +143,11 @@ def test_rows_and_factors_of_any_magnitude(dtype):
 
 
 @gpu
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [(sizes, dtype) for sizes in SIZES for dtype in (torch.float64, torch.float32, torch.bfloat16)]
+    + [(sizes, torch.float32) for sizes in OF_FLOAT32],
+)
 def test_views_give_what_copies_give(sizes, dtype):
     base = random((40, columns_of(sizes) + 24), dtype)
     transposed = [w.mT for w in factors_of([size[::-1] for size in sizes], dtype)]
@@ -184,8 +217,15 @@ def measured_microseconds(call):
 @pytest.mark.parametrize(
     ("rows", "sizes", "dtype"),
     [
+        (1, [128] * 2, torch.float32),
+        (32, [128] * 2, torch.float32),
         (1024, [128] * 2, torch.float32),
+        (1024, [96] * 2, torch.float32),
+        (1024, [24] * 3, torch.float32),
         (1024, [32] * 3, torch.float32),
+        (16, [64] * 3, torch.float32),
+        (128, [32] * 2, torch.float32),
+        (8192, [32] * 2, torch.float32),
         (1024, [8] * 5, torch.float32),
         (4096, [64] * 2, torch.float32),
         (8192, [2] * 3, torch.float32),

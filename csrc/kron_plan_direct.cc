@@ -1,0 +1,169 @@
+// The plan of the kernels of kron_linear_direct.cu and kron_linear_cube.cu: how many samples a block has at a time, and how many
+// blocks share one.
+#include <algorithm>
+#include <cmath>
+
+#include "kron_plan.h"
+
+namespace cuops {
+namespace {
+
+constexpr int kMost = 128, kMostOfThree = 32;  // rows and columns of a factor
+constexpr int kRows = 32;                      // that a warp multiplies at a time
+constexpr int kWide = 1 << 22;                 // columns beyond a factor
+// Microseconds of a multiprocessor.
+constexpr double kStart = 6, kRound = 1;
+constexpr double kRowWeight = 0.077, kColumnWeight = 0.031;  // for an element of a factor, shared by the threads
+constexpr double kElement = 7.5e-5;                          // of x
+constexpr double kStep = 0.019;                              // for 32 rows, 16 columns and 16 products each
+constexpr double kCube = 13.2, kCubeStart = 9, kCubeRound = 2;
+constexpr double kBytes = 31e3;        // of device memory
+constexpr double kHidden = 0.2;        // of the shorter of memory and arithmetic
+constexpr double kOldCompiler = 1.35;  // times the arithmetic, in code of CUDA 11
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+int log_from(std::int64_t n) {
+  int log = 0;
+  while ((std::int64_t{1} << log) < n) ++log;
+  return log;
+}
+
+KronGroup nothing(const KronProblem& problem) {
+  KronGroup group;
+  group.count = static_cast<int>(problem.sizes.size());
+  group.nanoseconds = INFINITY;
+  return group;
+}
+
+// Bytes of shared memory, one after the other, from multiples of 16.
+struct Shared {
+  int units = 0;
+  int reserve(std::int64_t bytes) {
+    units += static_cast<int>(ceil_div(bytes, 16));
+    return units - static_cast<int>(ceil_div(bytes, 16));
+  }
+};
+
+void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group) {
+  double in = static_cast<double>(problem.inner), out = in, operations = 0;
+  for (const KronSize& size : problem.sizes) in *= static_cast<double>(size.in);
+  double state = in;
+  for (const KronSize& size : problem.sizes) {
+    operations += 2 * state * static_cast<double>(size.out);
+    state *= static_cast<double>(size.out) / static_cast<double>(size.in);
+    out *= static_cast<double>(size.out);
+  }
+  const double rows = static_cast<double>(problem.rows);
+  group->bytes = 4 * rows * (in + out);
+  group->operations = rows * operations;
+  const double memory = group->bytes / kBytes / device.multiprocessors;
+  if (device.cuda < 120) compute *= kOldCompiler;
+  group->nanoseconds = 1e3 * (start + std::max(compute, memory) + kHidden * std::min(compute, memory));
+  group->fused = true;
+}
+
+// One factor with columns beyond it, or two.
+KronGroup evaluate(const KronProblem& problem, const KronDevice& device, int slices, int groups) {
+  KronGroup group = nothing(problem);
+  KronDirectParams& p = group.direct_params;
+  const bool pair = group.count == 2;
+  const KronSize first = problem.sizes[0], last = pair ? problem.sizes[1] : KronSize{1, 1};
+  const std::int64_t most = std::max({first.in, last.in, last.out}), size = most <= 32 && pair ? 32 : most <= 64 ? 64 : 128;
+  const int warps = !pair ? (size == 128 ? 12 : 16) : size == 128 ? 8 : size == 64 ? 12 : 16;  // as kron_linear_direct.cu has them
+  p.rows = problem.rows;
+  p.groups = groups;
+  p.group_warps = static_cast<int>(ceil_div(std::max(last.in, last.out), 16));
+  p.slices = slices;
+  p.slice_rows = static_cast<int>(round_up(ceil_div(first.out, slices), kRows));
+  if (p.group_warps * groups > warps || (slices - 1) * p.slice_rows >= first.out) return group;
+  p.columns = pair ? 0 : static_cast<int>(problem.inner);
+  p.column_tiles = static_cast<int>(ceil_div(problem.inner, 16));
+  Shared shared;
+  p.weight_pitch = p.state_pitch = static_cast<int>(2 * size + 16);
+  p.weight_bytes = p.weight_pitch * p.slice_rows;
+  p.weight = shared.reserve(2 * p.weight_bytes);
+  p.state_bytes = p.state_pitch * kRows;
+  if (pair) p.state = shared.reserve(4LL * p.state_bytes * groups);
+  p.exponents = shared.reserve(4LL * p.slice_rows);
+  p.maxima = shared.reserve(64LL * groups);
+  if (16 * shared.units > device.shared_bytes) return group;
+  // x and both factors are held 14 above their exponents, so sums of n products stay below n 2^30.
+  p.shift = 15 + log_from(first.in);
+  p.last_shift = (pair ? p.shift - 14 : 0) - 2 * 14;
+  group.tuned = pair ? (size == 32   ? kKronDirect32
+                        : size == 64 ? kKronDirect64
+                                     : kKronDirect128)
+                     : (size == 64 ? kKronColumns64 : kKronColumns128);
+
+  const std::int64_t threads = 32LL * groups * p.group_warps, items = problem.rows * p.column_tiles;
+  const std::int64_t most_blocks =
+      std::max<std::int64_t>(1, 1LL * device.multiprocessors * (!pair && 2 * groups <= warps ? 2 : 1) / slices);
+  const std::int64_t blocks = std::min(ceil_div(items, groups), most_blocks);
+  group.shape = {static_cast<unsigned>(blocks * slices), static_cast<unsigned>(threads), 1, 1,
+                 static_cast<unsigned>(16 * shared.units)};
+
+  const double together = std::max(1.0, static_cast<double>(blocks * slices) / device.multiprocessors);
+  const double elements = static_cast<double>(first.in) * (pair ? static_cast<double>(last.in) : 16);
+  const double steps = static_cast<double>(ceil_div(first.in, 16) + (pair ? ceil_div(last.in, 16) : 0));
+  const double sample = elements * kElement + kStep * p.group_warps * p.slice_rows / kRows * steps;
+  const double rounds = static_cast<double>(ceil_div(items, blocks * groups));
+  const double weights = kRowWeight * p.slice_rows * static_cast<double>(first.in) +
+                         (pair ? kColumnWeight * static_cast<double>(last.out * last.in) : 0);
+  finish(problem, device, kStart + weights / static_cast<double>(threads), rounds * (kRound + groups * together * sample), &group);
+  return group;
+}
+
+KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
+  KronGroup group = nothing(problem);
+  KronDirectParams& p = group.direct_params;
+  const KronSize &first = problem.sizes[0], &second = problem.sizes[1], &last = problem.sizes[2];
+  p.rows = problem.rows;
+  p.slices = p.groups = 1;
+  p.by_columns = kron_divisor(last.in);
+  Shared shared;
+  p.weight_pitch = p.state_pitch = 2 * kMostOfThree + 16;
+  p.weight_bytes = p.weight_pitch * kMostOfThree;
+  p.weight = shared.reserve(4LL * p.weight_bytes);
+  p.state_bytes = 2 * p.state_pitch * kMostOfThree + 32;  // and a gap, so that neighbouring rows are in different banks
+  p.state = shared.reserve(1LL * p.state_bytes * kMostOfThree);
+  p.exponents = shared.reserve(4 * (2 * kMostOfThree + 2));
+  p.maxima = shared.reserve(4 * 32 + 16 * 8 * 32);  // and the last factor
+  if (16 * shared.units > device.shared_bytes) return group;
+  p.shift = 15 + log_from(kMostOfThree);
+  p.last_shift = 2 * p.shift - 4 * 14;
+  group.tuned = kKronCube;
+  const std::int64_t blocks = std::min<std::int64_t>(p.rows, device.multiprocessors);
+  group.shape = {static_cast<unsigned>(blocks), 512, 1, 1, static_cast<unsigned>(16 * shared.units)};
+  const double before = static_cast<double>(ceil_div(second.in * last.in, 16)) / 64,
+               after = static_cast<double>(first.out * ceil_div(second.out, 16)) / 64;
+  finish(problem, device, kCubeStart,
+         static_cast<double>(ceil_div(p.rows, blocks)) * (kCubeRound + kCube * (before + 2 * after) / 3), &group);
+  return group;
+}
+
+}  // namespace
+
+KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
+  KronGroup best = nothing(problem);
+  const std::vector<KronSize>& sizes = problem.sizes;
+  if (device.tuned != 90 || problem.dtype != kFloat32 || problem.single || best.count > 3 ||
+      (best.count > 1) != (problem.inner == 1))
+    return best;
+  if (problem.inner % 4 != 0 && problem.inner > 1) return best;
+  const int most = best.count == 3 ? kMostOfThree : kMost;
+  for (const KronSize& size : sizes)
+    if (size.out > most || size.in > most || size.in % 8 != 0 || problem.inner > kWide) return best;
+  if (best.count > 1 && sizes.back().out % 4 != 0) return best;
+  if (best.count == 3) return evaluate_three(problem, device);
+  for (const int slices : {1, 2, 4}) {
+    for (const int groups : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      if (best.count == 1 && (slices > 1 || groups < 4)) continue;
+      KronGroup group = evaluate(problem, device, slices, groups);
+      if (group.nanoseconds < best.nanoseconds) best = std::move(group);
+    }
+  }
+  return best;
+}
+
+}  // namespace cuops
