@@ -21,14 +21,6 @@ constexpr double kBytes = 31e3;        // of device memory
 constexpr double kHidden = 0.2;        // of the shorter of memory and arithmetic
 constexpr double kOldCompiler = 1.35;  // times the arithmetic, in code of CUDA 11
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
-int log_from(std::int64_t n) {
-  int log = 0;
-  while ((std::int64_t{1} << log) < n) ++log;
-  return log;
-}
-
 KronGroup nothing(const KronProblem& problem) {
   KronGroup group;
   group.count = static_cast<int>(problem.sizes.size());

@@ -17,8 +17,6 @@ constexpr double kMmaCycles = 1.9;               // of a multiprocessor, for one
 constexpr double kDoubleMmaCycles = 2.6;         // for one m8n8k4
 constexpr double kSharedBytesACycle = 110;       // of a multiprocessor
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 int power_of_two_from(std::int64_t n) {
   int power = 1;
   while (power < n) power *= 2;

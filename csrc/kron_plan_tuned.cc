@@ -21,14 +21,6 @@ constexpr double kTile = 3000;           // cycles
 constexpr double kHidden = 0.3,
                  kExposed = 0.8;  // of the shorter of memory and arithmetic, with and without another tile to turn to
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
-int log_from(std::int64_t n) {
-  int log = 0;
-  while ((std::int64_t{1} << log) < n) ++log;
-  return log;
-}
-
 struct Choice {
   int count[3];  // factors of the outer axis, the rows, and the columns
   int samples, buffers, warps;
