@@ -4,7 +4,7 @@
 namespace cuops {
 namespace {
 
-constexpr unsigned kBlocksThatCount = 8192;  // more take longer to count than a kernel does
+constexpr unsigned kBlocksThatCount = 8192;  // more blocks of shared noise take longer to count than a kernel does
 
 enum Variant { kRows1, kRows2, kColumns, kColumnsWhole };
 
@@ -59,7 +59,7 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
 void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p, int threads_a_block) {
   LaunchShape shape{sample_blocks(threads, threads_a_block), static_cast<unsigned>(threads_a_block)};
   p->replays_shift = static_cast<unsigned>(log2_up(divide_up(shape.blocks, kReplaysParts)));
-  p->replays_counted = p->replays != nullptr && shape.blocks > kBlocksThatCount;
+  p->replays_counted = p->replays != nullptr && p->shared && shape.blocks > kBlocksThatCount;
   if (p->replays_counted) {
     static Kernel* const count = new Kernel("sample_normal", "sample_normal_fwd_count");
     launch(*count, device, stream, {1, 1}, p);
