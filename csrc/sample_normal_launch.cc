@@ -56,7 +56,8 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
 
 }  // namespace
 
-void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p, int threads_a_block) {
+void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p, int threads_a_block,
+                    unsigned shared_bytes) {
   LaunchShape shape{sample_blocks(threads, threads_a_block), static_cast<unsigned>(threads_a_block)};
   p->replays_shift = static_cast<unsigned>(log2_up(divide_up(shape.blocks, kReplaysParts)));
   p->replays_counted = p->replays != nullptr && p->shared && shape.blocks > kBlocksThatCount;
@@ -64,6 +65,7 @@ void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream s
     static Kernel* const count = new Kernel("sample_normal", "sample_normal_fwd_count");
     launch(*count, device, stream, {1, 1}, p);
   }
+  shape.shared_bytes = shared_bytes;
   shape.overlaps = true;
   launch(kernel, device, stream, shape, p);
 }

@@ -53,6 +53,6 @@ bool launch_shared(SampleNormalParams& p, DType dtype, int device, CUstream stre
 
 // Launches that overlap, and count their blocks where they count replays.
 void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p,
-                    int threads_a_block = kSampleThreads);
+                    int threads_a_block = kSampleThreads, unsigned shared_bytes = 0);
 
 }  // namespace cuops

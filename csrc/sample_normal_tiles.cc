@@ -4,6 +4,8 @@
 namespace cuops {
 namespace {
 
+constexpr int kReservedBytes = 2048;  // at least what the system and the kernel itself take of a block's shared memory
+
 enum Tile { kOne, kTwo, kFour, kFourHalves, kTwoState, kFourState };
 
 Kernel& kernel_for(DType dtype, Tile tile) {
@@ -21,16 +23,22 @@ Kernel& kernel_for(DType dtype, Tile tile) {
   return *table.at[dtype][tile];
 }
 
-// How many threads share the groups of a tile: so many that the multiprocessor with most blocks has least to do, its preparations
-// counting for a third of a group. More blocks, with less to wait for at the end, may take 1/48 longer by this measure.
-std::int64_t share_groups(std::int64_t groups, std::int64_t tiles, std::int64_t multiprocessors) {
-  std::int64_t best = 0, least = INT64_MAX;
+struct Share {
+  std::int64_t threads;  // that share the groups of a tile
+  std::int64_t blocks;   // of the multiprocessor with most of them
+};
+
+// So many threads that the multiprocessor with most blocks has least to do, its preparations counting for a third of a group. More
+// blocks, with less to wait for at the end, may take 1/48 longer by this measure.
+Share share_groups(std::int64_t groups, std::int64_t tiles, std::int64_t multiprocessors) {
+  Share best{};
+  std::int64_t least = INT64_MAX;
   for (int blocks = 8; blocks >= 2; blocks -= 2) {  // two at a time fill one
     const std::int64_t share = std::clamp<std::int64_t>(blocks * multiprocessors * kTileThreads / tiles, 1, groups);
     const std::int64_t busiest = divide_up(divide_up(share * tiles, kTileThreads), multiprocessors);
     const std::int64_t turns = busiest * (3 * divide_up(groups, share) + 1);
     if (turns < least - least / 48) {
-      best = share;
+      best = {share, busiest};
       least = turns;
     }
   }
@@ -66,12 +74,17 @@ bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream strea
     return false;
   }
   const std::int64_t row = divide_up(p.dim, width), tiles = p.columns / p.dim * row;
-  p.step = ragged ? divide_up(groups, std::min<std::int64_t>(groups, width == 4 ? 16 : 32))
-                  : share_groups(groups, tiles, hw.multiprocessors);
+  Share share{divide_up(groups, std::min<std::int64_t>(groups, width == 4 ? 16 : 32)), 0};
+  if (!ragged) share = share_groups(groups, tiles, hw.multiprocessors);
+  p.step = share.threads;
   if (p.step * tiles > most) return false;
   p.lines = divider_of(tiles);
   p.tiles = divider_of(row);
-  launch_threads(kernel_for(dtype, tile), p.step * tiles, device, stream, &p, kTileThreads);
+  // While the kernel before ends, some multiprocessors have room for more blocks than others. Shared memory that nobody uses
+  // spreads them evenly.
+  const bool even = hw.tuned >= 90 && share.blocks >= 2 && share.blocks <= 4;
+  const unsigned shared_bytes = even ? static_cast<unsigned>(hw.shared_bytes / share.blocks - kReservedBytes) : 0;
+  launch_threads(kernel_for(dtype, tile), p.step * tiles, device, stream, &p, kTileThreads, shared_bytes);
   return true;
 }
 

@@ -278,6 +278,29 @@ def test_threads_draw_different_numbers():
 
 
 @gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_samples_on_a_gpu_that_is_not_current():
+    torch.cuda.manual_seed_all(5)
+    first, second = (torch.zeros(1000, device=f"cuda:{index}") for index in range(2))
+    draws = [(cuops.sample_normal(first, 1.0, 100), cuops.sample_normal(second, 1.0, 100)) for _ in range(20)]
+    assert torch.cuda.current_device() == 0
+    for a, b in draws:
+        assert b.device == second.device
+        assert torch.equal(a.cpu(), b.cpu())
+
+
+@gpu
+@pytest.mark.parametrize("sample_dim", [0, -1])
+def test_samples_lie_where_pytorch_would_have_them(sample_dim, monkeypatch):
+    mu = torch.zeros(33, device="cuda", dtype=torch.bfloat16)
+    x = cuops.sample_normal(mu, 1.0, 70, sample_dim=sample_dim, seed=1)
+    monkeypatch.setattr("cuops._sample_normal_tensors._empty_on_current", None)
+    y = cuops.sample_normal(mu, 1.0, 70, sample_dim=sample_dim, seed=1)
+    assert (x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride())
+    assert torch.equal(x, y)
+
+
+@gpu
 def test_more_than_two_to_the_32_samples():
     mu = torch.zeros(3, dtype=torch.bfloat16, device="cuda")
     x = cuops.sample_normal(mu, 1.0, 2**31 + 5, seed=1)

@@ -101,6 +101,19 @@ def _library_fwd() -> Any:
     return _backend.library().sample_normal_fwd
 
 
+# What torch.compile's code allocates with on the current GPU, in half the time of new_empty.
+_empty_on_current = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+
+
+def _matrix(mu: Tensor, rows: int, columns: int) -> Tensor:
+    """Memory like mu's for the samples of one distribution."""
+    if _empty_on_current is not None:
+        x = _empty_on_current((rows, columns), (columns, 1), mu.dtype)
+        if x.get_device() == mu.get_device():
+            return x
+    return mu.new_empty(rows, columns)
+
+
 # Written for speed: this much of a call is cuops' own.
 def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, seed, start):  # type: ignore[no-untyped-def]
     """The samples by the shortest way, without PyTorch's dispatcher, or None where a call needs more than that."""
@@ -135,10 +148,10 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
             return None
     elif generator is not None and (type(generator) is not torch.Generator or not is_for(generator, mu.device)):
         return None
-    if sample_dim == 0:  # sizes one by one are read sooner than a tuple
-        x = mu.new_empty(num_samples, shape[0]) if len(shape) == 1 else mu.new_empty(*sizes_of(shape, num_samples, 0))
+    if sample_dim == 0:
+        x = _matrix(mu, num_samples, shape[0]) if len(shape) == 1 else mu.new_empty(sizes_of(shape, num_samples, 0))
     elif sample_dim == -1:
-        x = mu.new_empty(*shape, num_samples)
+        x = _matrix(mu, shape[0], num_samples) if len(shape) == 1 else mu.new_empty((*shape, num_samples))
     else:
         return None
     if seed is not None:
