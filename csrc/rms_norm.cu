@@ -198,7 +198,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 #define RMS_NORM_FWD_OF(name, T)                                     \
   RMS_NORM_FWD(name, T, short, 2, false, false, false, 512, 3)       \
   RMS_NORM_FWD(name, T, residual, 2, false, true, false, 512, 2)     \
-  RMS_NORM_FWD(name, T, middle, 4, false, false, true, 256, 4)       \
+  RMS_NORM_FWD(name, T, middle, 4, false, false, true, 512, 2)       \
   RMS_NORM_FWD(name, T, wide, 8, false, false, true, 256, 2)         \
   RMS_NORM_FWD(name, T, phased_short, 2, true, false, false, 256, 4) \
   RMS_NORM_FWD(name, T, phased, 8, true, false, false, 256, 2)

@@ -96,24 +96,31 @@ LaunchShape stay_shape(const Problem& problem, int device) {
 std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
   using Found = std::pair<Variant, LaunchShape>;
   const std::int64_t rows = problem.rows, packs = problem.packs();
-  const bool is_double = problem.dtype == kFloat64;
+  const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
   if (!problem.common || !hw.tuned) return {};
   if (problem.residual) {
     if (problem.aligned && packs <= 1024 && !is_double) return Found(kResidual, resident_shape(rows, packs, 2, 512));
     return {};
   }
+  // Where 2 vectors a thread leave many threads without a second one, 4 in fewer threads ask for more of memory at a time.
+  auto leaves_room = [&](std::int64_t full) { return full / 2 < packs && 1.3 * packs <= full; };
+  if (problem.aligned && problem.width() == 8 && rows * problem.n > 1 << 21 &&
+      (leaves_room(32) || leaves_room(64) || leaves_room(128)))
+    return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
     return Found(kShort, resident_shape(rows, packs, 2, 256));
   }
-  if (problem.aligned && !is_double && problem.is_large() && packs <= 1024)
-    return Found(kMiddle, resident_shape(rows, packs, 4, 256));
+  if (problem.aligned && !is_double && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
+    return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   // A few rows have several multiprocessors each.
   if (problem.aligned && !is_double && hw.clusters && rows <= 16 && 1024 < packs && packs <= 4096)
     return Found(kMiddle, resident_shape(rows, packs, 4, 128));
   // Blocks that have a row alone are faster than clusters once there are many for each multiprocessor.
   if (problem.aligned && problem.width() == 8 && hw.capability == 90 && 2048 < packs && packs <= 4096 &&
-      (rows >= 20 * hw.multiprocessors || !hw.clusters))
+      (rows >= 20 * hw.multiprocessors || !hw.clusters)) {
+    if (hw.clusters && is_bfloat16 && 3000 < packs && packs <= 3072) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
     return Found(kLate, resident_shape(rows, packs, 8, 512));
+  }
   if (problem.aligned && packs <= 2048 * (!hw.clusters ? 1 : is_double ? 16 : 2)) {
     // Between, its blocks have fewer threads, and no room for more blocks.
     if (is_double || packs <= 2048 || packs > 3840 || rows <= 256) return Found(kWide, resident_shape(rows, packs, 8, 256));
@@ -122,7 +129,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   if (problem.alike && packs <= 2048 && !is_double) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     if (packs <= (few ? 512 : 32))
-      return Found(kPhasedShort, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : 16), 2, 256));
+      return Found(kPhasedShort, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
     return Found(kPhased, resident_shape(rows, packs, 8, 256));
   }
   return {};
@@ -133,10 +140,15 @@ std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, co
   const bool is_long = problem.common && !problem.residual && problem.alike && hw.tuned && problem.dtype != kFloat64;
   const Variant variant = is_long ? kLong : problem.aligned ? kVectors : kAny;
   const std::int64_t items = variant == kAny ? problem.n : problem.packs();
-  const unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.clusters ? 16u : 1u);
-  const unsigned threads = std::max(32u, std::min(threads_for(items, 8 * cluster), 512u));
+  unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.clusters ? 16u : 1u);
+  // A few rows have several multiprocessors each, and very few all of their shared memory: of clusters with one block a
+  // multiprocessor, the GPU runs few at once.
+  while (is_long && hw.clusters && cluster < 16 && items > 1024 * cluster && 2 * problem.rows * cluster <= hw.multiprocessors)
+    cluster *= 2;
+  const bool few = is_long && hw.clusters && problem.rows * cluster <= hw.multiprocessors;
+  const unsigned threads = std::max(32u, std::min(threads_for(items, (few ? 2 : 8) * cluster), 512u));
   const std::int64_t each = std::max<std::int64_t>((items + threads * cluster - 1) / (threads * cluster), 1);
-  const std::int64_t most = std::min(hw.shared_bytes - 4096, 72 << 10) / (16 * threads);
+  const std::int64_t most = std::min(hw.shared_bytes - 4096, few && problem.rows <= 4 ? 220 << 10 : 72 << 10) / (16 * threads);
   p->chunk = static_cast<int>(std::min(each, most));
   p->chunks = static_cast<int>((each + p->chunk - 1) / p->chunk);
   p->first_chunk = static_cast<int>(each - static_cast<std::int64_t>(p->chunks - 1) * p->chunk);
@@ -156,7 +168,9 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device) {
   const Hardware& hw = hardware("rms_norm_any", device);
   const auto in_registers = plan_in_registers(problem, hw, device);
   auto [variant, shape] = in_registers ? *in_registers : plan_in_shared_memory(problem, hw, p);
-  p->released_from = released_from(problem.rows, problem.n * size_of(dtype), hw);
+  // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.
+  const bool keeps = variant != kPhasedShort || problem.rows * problem.n * size_of(dtype) > 96 << 20;
+  p->released_from = keeps ? released_from(problem.rows, problem.n * size_of(dtype), hw) : kNoRow;
   // The start of a launch counts in short kernels; where blocks are many or small, asking costs them more than it gains.
   const bool few_blocks = shape.blocks <= 8192 && shape.block_x * shape.block_y >= 128;
   shape.overlaps = p->overlaps = !problem.is_large() || (few_blocks && problem.rows * problem.n <= 1 << 24);

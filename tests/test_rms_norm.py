@@ -29,6 +29,16 @@ def test_agrees_with_the_definition_on_wide_rows(shape, dtype):
     test_agrees_with_the_definition(shape, dtype, torch.device("cuda"))
 
 
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("n", [65, 136, 328, 520, 896, 8200, 12288, 16392, 24576])
+def test_agrees_with_the_definition_on_many_rows(n, dtype):
+    rows = max(3001, (1 << 21) // n + 3)
+    x, weight = make((rows, n), dtype, "cuda"), make((n,), dtype, "cuda", 1)
+    some = torch.tensor([*range(0, rows - 5, rows // 25), *range(rows - 5, rows)])
+    assert_close(cuops.rms_norm(x, weight)[some], definition(x[some], weight)[0], n)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [8, 33, 1000, 4096])
 @pytest.mark.parametrize(
