@@ -26,7 +26,10 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_tuned", "kron_tuned_pairs_128"},     {"kron_linear_small", "kron_small"},
                              {"kron_linear_direct", "kron_direct_32"},          {"kron_linear_direct", "kron_direct_64"},
                              {"kron_linear_direct", "kron_direct_128"},         {"kron_linear_direct", "kron_direct_columns_64"},
-                             {"kron_linear_direct", "kron_direct_columns_128"}, {"kron_linear_cube", "kron_cube"}};
+                             {"kron_linear_direct", "kron_direct_columns_128"}, {"kron_linear_cube", "kron_cube"},
+                             {"kron_linear_half", "kron_half_32_f16"},          {"kron_linear_half", "kron_half_64_f16"},
+                             {"kron_linear_half", "kron_half_cube_f16"},        {"kron_linear_half", "kron_half_32_bf16"},
+                             {"kron_linear_half", "kron_half_64_bf16"},         {"kron_linear_half", "kron_half_cube_bf16"}};
   return kernels[which - kKronTunedSingle];
 }
 
@@ -116,6 +119,10 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   if (group.tuned == kKronSmall) {
     KronSmallParams p = fill(group.small_params);
     set_sample_strides(&p);
+    return run(tuned_kernel(group.tuned), &p);
+  }
+  if (group.tuned >= kKronHalf32) {
+    KronHalfParams p = fill(group.half_params);
     return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned >= kKronDirect32) {

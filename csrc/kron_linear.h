@@ -160,6 +160,25 @@ struct KronDirectParams {
 };
 static_assert(sizeof(KronDirectParams) == 328, "host and device must agree on the layout");
 
+// kron_linear_half.cu, and how it divides shared memory, in units of 16 bytes: the largest magnitudes of the factors; these, of 32
+// bits, the last of 16; and each warp's matrices. Slices of three factors' results are a pitch apart.
+constexpr int kHalfMaxima = 24, kHalfPitch = 32 * 32 / 4 + 2;
+constexpr int half_warps(int size) { return size == 64 ? 8 : 16; }
+constexpr int half_units(int size) {
+  const int matrix = size * size / 8;
+  return kHalfMaxima + 3 * matrix + half_warps(size) * 2 * matrix;
+}
+constexpr int kHalfCubeUnits = half_units(32) + 32 * 32 / 4 + 32 * kHalfPitch;
+
+struct KronHalfParams {
+  Rows x, y;  // of a sample
+  const void* bias;
+  long long rows, bias_lead;
+  KronFactor factors[3];
+  KronDivisor by_units;  // of 8 neighbours, in a row of the last axis
+};
+static_assert(sizeof(KronHalfParams) == 264, "host and device must agree on the layout");
+
 // The gradient of one factor: the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
 struct KronBwdParams {
   const void *g, *x;

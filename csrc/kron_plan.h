@@ -46,6 +46,12 @@ enum KronKernel {
   kKronColumns64,
   kKronColumns128,
   kKronCube,
+  kKronHalf32,  // and those after it: plan_half's
+  kKronHalf64,
+  kKronHalfCube,
+  kKronBFloat32,
+  kKronBFloat64,
+  kKronBFloatCube,
 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
@@ -57,6 +63,7 @@ struct KronGroup {
   KronTunedParams tuned_params{};  // of the tuned ones
   KronSmallParams small_params{};  // of that for small factors
   KronDirectParams direct_params{};
+  KronHalfParams half_params{};
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -75,6 +82,7 @@ KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.

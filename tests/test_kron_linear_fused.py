@@ -26,6 +26,15 @@ OF_FLOAT32 = [
     [(12, 24), (28, 24), (20, 16)],
     [(64, 64)] * 3,
 ]
+OF_16_BITS = [
+    [(32, 32)] * 2,
+    [(64, 64)] * 2,
+    [(31, 20), (16, 24)],
+    [(35, 40), (56, 48)],
+    [(8, 64), (64, 8)],
+    [(32, 32)] * 3,
+    [(28, 12), (25, 24), (24, 16)],
+]
 
 
 def random(shape, dtype=torch.float32, seed=0):
@@ -146,7 +155,8 @@ def test_rows_and_factors_of_any_magnitude(dtype):
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
     [(sizes, dtype) for sizes in SIZES for dtype in (torch.float64, torch.float32, torch.bfloat16)]
-    + [(sizes, torch.float32) for sizes in OF_FLOAT32],
+    + [(sizes, torch.float32) for sizes in OF_FLOAT32]
+    + [(sizes, dtype) for sizes in OF_16_BITS for dtype in (torch.float16, torch.bfloat16)],
 )
 def test_views_give_what_copies_give(sizes, dtype):
     base = random((40, columns_of(sizes) + 24), dtype)
@@ -182,10 +192,26 @@ def test_16_bits_lose_little_more_than_a_rounding_of_the_result(sizes, dtype):
 
 
 @gpu
-def test_a_row_with_an_infinity_leaves_the_others_alone():
-    x, factors = random((64, 1024)), factors_of([(32, 32), (32, 32)])
+@pytest.mark.parametrize("rows", [1, 140, 3000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", OF_16_BITS)
+def test_16_bits_of_any_batch_with_a_bias(rows, sizes, dtype):
+    x, factors = random((rows, columns_of(sizes)), dtype), factors_of(sizes, dtype)
+    bias = random((math.prod(o for o, _ in sizes),), dtype, seed=8)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    allowed = torch.finfo(dtype).eps / 3**0.5  # a few rows may be for GEMMs, which round between the factors
+    assert distance(cuops.kron_linear(x, factors), wide) < allowed
+    for given in (bias, torch.cat([bias[:1], bias])[1:]):  # the other one does not start where a vector may
+        assert distance(cuops.kron_linear(x, factors, given), wide + bias) < allowed
+
+
+@gpu
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_row_that_is_not_finite_leaves_the_others_alone(dtype, value):
+    x, factors = random((64, 1024), dtype), factors_of([(32, 32), (32, 32)], dtype)
     want = cuops.kron_linear(x, factors)
-    x[7, 100] = math.inf
+    x[7, 100] = value
     got = cuops.kron_linear(x, factors)
     assert not got[7].isfinite().any()
     assert torch.equal(got[:7], want[:7])
@@ -233,6 +259,11 @@ def measured_microseconds(call):
         (4096, [16] * 3, torch.float32),
         (8192, [8] * 4, torch.bfloat16),
         (8192, [32] * 2, torch.bfloat16),
+        (128, [32] * 2, torch.bfloat16),
+        (8192, [48] * 2, torch.bfloat16),
+        (8192, [64] * 2, torch.bfloat16),
+        (300, [64] * 2, torch.bfloat16),
+        (128, [32] * 3, torch.bfloat16),
         (65536, [32] * 2, torch.bfloat16),
         (1024, [64] * 2, torch.float16),
         (1024, [32] * 3, torch.bfloat16),

@@ -1,0 +1,63 @@
+// The plan of the kernels of kron_linear_half.cu.
+#include <algorithm>
+#include <cmath>
+
+#include "kron_plan.h"
+
+namespace cuops {
+namespace {
+
+// Microseconds of a multiprocessor.
+constexpr double kStart = 7.8, kLargeStart = 9.9, kCubeRound = 1.2;  // large: all but two factors of up to 32
+constexpr double kMma = 1.1e-3;                                      // for one m16n8k16, or m16n8k8 in TF32
+constexpr double kAlone = 3.4e-3;                                    // for one that waits for those before it
+constexpr double kBytes = 35e3;                                      // of device memory
+constexpr double kHidden = 0.2;                                      // of the shorter of memory and arithmetic
+
+}  // namespace
+
+KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
+  KronGroup group;
+  const std::vector<KronSize>& sizes = problem.sizes;
+  group.count = static_cast<int>(sizes.size());
+  group.nanoseconds = INFINITY;
+  if (device.tuned != 90 || size_of(problem.dtype) != 2 || problem.inner != 1 || group.count < 2 || group.count > 3) return group;
+  const bool cube = group.count == 3;
+  std::int64_t most = 0;
+  double in = 1, out = 1;
+  for (const KronSize& size : sizes) {
+    most = std::max({most, size.in, size.out});
+    in *= static_cast<double>(size.in);
+    out *= static_cast<double>(size.out);
+  }
+  const int size = most <= 32 ? 32 : 64, units = cube ? kHalfCubeUnits : half_units(size), warps = half_warps(size);
+  // Of up to 16, zeros would be most of the work.
+  if (most <= 16 || most > (cube ? 32 : 64) || sizes.back().in % 8 != 0 || sizes.back().out % 8 != 0 ||
+      16 * units > device.shared_bytes)
+    return group;
+  const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors), samples = cube ? 1 : warps;
+  group.half_params.rows = problem.rows;
+  group.half_params.by_units = kron_divisor(sizes.back().in / 8);
+  group.tuned = static_cast<KronKernel>((problem.dtype == kBFloat16 ? kKronBFloat32 : kKronHalf32) + (cube ? 2 : size / 64));
+  group.shape = {static_cast<unsigned>(blocks), 32u * warps, 1, 1, static_cast<unsigned>(16 * units)};
+
+  double state = in, operations = 0;
+  for (auto s = sizes.rbegin(); s != sizes.rend(); ++s) {
+    operations += 2 * state * static_cast<double>(s->out);
+    state *= static_cast<double>(s->out) / static_cast<double>(s->in);
+  }
+  group.bytes = 2.0 * problem.rows * (in + out);
+  group.operations = static_cast<double>(problem.rows) * operations;
+  // Zeros are multiplied, too. Products of 16 bits take half as long as those in TF32.
+  const double products = size * size / 128.0 * (size / 16.0) * (cube ? 5 * 32 : 3);
+  const double memory = 2 * (in + out) / kBytes, compute = products * kMma;
+  const double together = static_cast<double>(std::min(samples, ceil_div(problem.rows, blocks)));
+  const double alone = cube ? kCubeRound + kAlone * products / warps : kAlone * products;
+  const double round = alone + together * (std::max(compute, memory) + kHidden * std::min(compute, memory));
+  group.nanoseconds =
+      1e3 * ((cube || size == 64 ? kLargeStart : kStart) + round * static_cast<double>(ceil_div(problem.rows, blocks * samples)));
+  group.fused = true;
+  return group;
+}
+
+}  // namespace cuops
