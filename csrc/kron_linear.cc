@@ -27,9 +27,10 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_direct", "kron_direct_32"},          {"kron_linear_direct", "kron_direct_64"},
                              {"kron_linear_direct", "kron_direct_128"},         {"kron_linear_direct", "kron_direct_columns_64"},
                              {"kron_linear_direct", "kron_direct_columns_128"}, {"kron_linear_cube", "kron_cube"},
-                             {"kron_linear_half", "kron_half_32_f16"},          {"kron_linear_half", "kron_half_64_f16"},
-                             {"kron_linear_half", "kron_half_cube_f16"},        {"kron_linear_half", "kron_half_32_bf16"},
-                             {"kron_linear_half", "kron_half_64_bf16"},         {"kron_linear_half", "kron_half_cube_bf16"}};
+                             {"kron_linear_cube_f64", "kron_cube_f64"},         {"kron_linear_half", "kron_half_32_f16"},
+                             {"kron_linear_half", "kron_half_64_f16"},          {"kron_linear_half", "kron_half_cube_f16"},
+                             {"kron_linear_half", "kron_half_32_bf16"},         {"kron_linear_half", "kron_half_64_bf16"},
+                             {"kron_linear_half", "kron_half_cube_bf16"}};
   return kernels[which - kKronTunedSingle];
 }
 

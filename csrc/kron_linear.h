@@ -160,6 +160,11 @@ struct KronDirectParams {
 };
 static_assert(sizeof(KronDirectParams) == 328, "host and device must agree on the layout");
 
+// kron_linear_cube_f64.cu: rows of the first factor that a block has; bytes of a row of 32, with a gap for the banks, of the matrix
+// that one of these rows gives, and of shared memory.
+constexpr int kKronCubeRows = 16, kKronCubePitch = (32 + 4) * 8, kKronCubeMatrix = 32 * kKronCubePitch + 16,
+              kKronCubeShared = kKronCubeRows * kKronCubeMatrix + (kKronCubeRows + 32 + 32) * 32 * 8;
+
 // kron_linear_half.cu, and how it divides shared memory, in units of 16 bytes: the largest magnitudes of the factors; these, of 32
 // bits, the last of 16; and each warp's matrices. Slices of three factors' results are a pitch apart.
 constexpr int kHalfMaxima = 24, kHalfPitch = 32 * 32 / 4 + 2;

@@ -46,6 +46,7 @@ enum KronKernel {
   kKronColumns64,
   kKronColumns128,
   kKronCube,
+  kKronCubeF64,
   kKronHalf32,  // and those after it: plan_half's
   kKronHalf64,
   kKronHalfCube,

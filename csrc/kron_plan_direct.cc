@@ -1,5 +1,5 @@
-// The plan of the kernels of kron_linear_direct.cu and kron_linear_cube.cu: how many samples a block has at a time, and how many
-// blocks share one.
+// The plan of the kernels of kron_linear_direct.cu, kron_linear_cube.cu and kron_linear_cube_f64.cu: how many samples a block has
+// at a time, and how many blocks share one.
 #include <algorithm>
 #include <cmath>
 
@@ -17,9 +17,10 @@ constexpr double kRowWeight = 0.077, kColumnWeight = 0.031;  // for an element o
 constexpr double kElement = 7.5e-5;                          // of x
 constexpr double kStep = 0.019;                              // for 32 rows, 16 columns and 16 products each
 constexpr double kCube = 13.2, kCubeStart = 9, kCubeRound = 2;
-constexpr double kBytes = 31e3;        // of device memory
-constexpr double kHidden = 0.2;        // of the shorter of memory and arithmetic
-constexpr double kOldCompiler = 1.35;  // times the arithmetic, in code of CUDA 11
+constexpr double kStartF64 = 10.8, kColumnsF64 = 1.3, kMatrixF64 = 1.45;  // for 16 columns of x, and for 16 rows of 32, a warp
+constexpr double kBytes = 31e3;                                           // of device memory
+constexpr double kHidden = 0.2;                                           // of the shorter of memory and arithmetic
+constexpr double kOldCompiler = 1.35;                                     // times the arithmetic, in code of CUDA 11
 
 KronGroup nothing(const KronProblem& problem) {
   KronGroup group;
@@ -47,7 +48,7 @@ void finish(const KronProblem& problem, const KronDevice& device, double start, 
     out *= static_cast<double>(size.out);
   }
   const double rows = static_cast<double>(problem.rows);
-  group->bytes = 4 * rows * (in + out);
+  group->bytes = size_of(problem.dtype) * rows * (in + out);
   group->operations = rows * operations;
   const double memory = group->bytes / kBytes / device.multiprocessors;
   if (device.cuda < 120) compute *= kOldCompiler;
@@ -134,18 +135,41 @@ KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
   return group;
 }
 
+KronGroup evaluate_three_f64(const KronProblem& problem, const KronDevice& device) {
+  KronGroup group = nothing(problem);
+  KronDirectParams& p = group.direct_params;
+  const KronSize &first = problem.sizes[0], &second = problem.sizes[1], &last = problem.sizes[2];
+  p.rows = problem.rows;
+  p.groups = 1;
+  p.slices = static_cast<int>(ceil_div(first.out, kKronCubeRows));
+  p.by_columns = kron_divisor(last.in);
+  if (kKronCubeShared > device.shared_bytes || last.in % 4 != 0 || last.out % 2 != 0) return group;
+  group.tuned = kKronCubeF64;
+  constexpr int kWarps = 12;
+  const std::int64_t blocks = std::min<std::int64_t>(p.rows, std::max(1, device.multiprocessors / p.slices));
+  group.shape = {static_cast<unsigned>(blocks * p.slices), 32 * kWarps, 1, 1, kKronCubeShared};
+  const std::int64_t columns = ceil_div(second.in * last.in, 16),
+                     matrices = std::min<std::int64_t>(first.out, kKronCubeRows) * ceil_div(second.out, 16);
+  const double sample =
+      kColumnsF64 * static_cast<double>(ceil_div(columns, kWarps)) + kMatrixF64 * static_cast<double>(ceil_div(matrices, kWarps));
+  finish(problem, device, kStartF64, static_cast<double>(ceil_div(p.rows, blocks)) * sample, &group);
+  return group;
+}
+
 }  // namespace
 
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = nothing(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
-  if (device.tuned != 90 || problem.dtype != kFloat32 || problem.single || best.count > 3 ||
+  const bool doubles = problem.dtype == kFloat64 && best.count == 3;
+  if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || problem.single || best.count > 3 ||
       (best.count > 1) != (problem.inner == 1))
     return best;
   if (problem.inner % 4 != 0 && problem.inner > 1) return best;
   const int most = best.count == 3 ? kMostOfThree : kMost;
   for (const KronSize& size : sizes)
-    if (size.out > most || size.in > most || size.in % 8 != 0 || problem.inner > kWide) return best;
+    if (size.out > most || size.in > most || (size.in % 8 != 0 && !doubles) || problem.inner > kWide) return best;
+  if (doubles) return evaluate_three_f64(problem, device);
   if (best.count > 1 && sizes.back().out % 4 != 0) return best;
   if (best.count == 3) return evaluate_three(problem, device);
   for (const int slices : {1, 2, 4}) {

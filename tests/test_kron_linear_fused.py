@@ -129,6 +129,21 @@ def test_any_batch_with_a_bias(rows, sizes):
 
 
 @gpu
+@pytest.mark.parametrize("rows", [30, 67, 150])
+@pytest.mark.parametrize(
+    "sizes",
+    [[(32, 32)] * 3, [(30, 31), (29, 32), (32, 28)], [(16, 32), (32, 32), (18, 32)], [(17, 9), (5, 30), (26, 24)]],
+)
+def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
+    x, factors = random((rows, columns_of(sizes)), torch.float64), factors_of(sizes, torch.float64)
+    bias = random((math.prod(o for o, _ in sizes),), torch.float64, seed=8)
+    from cuops._kron_linear_gemm import chain_of_matmuls
+
+    assert distance(cuops.kron_linear(x, factors, bias), chain_of_matmuls(x, factors, bias)) < 1e-15
+    assert distance(cuops.kron_linear(x, factors), chain_of_matmuls(x, factors, None)) < 1e-15
+
+
+@gpu
 @pytest.mark.parametrize("sizes", [[(32, 32)] * 2, [(64, 64)] * 2, [(128, 128)] * 2, [(32, 32)] * 3, [(64, 64)] * 3])
 def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(sizes):
     x, factors = random((140, columns_of(sizes))).abs(), [w.abs() for w in factors_of(sizes)]
@@ -156,7 +171,8 @@ def test_rows_and_factors_of_any_magnitude(dtype):
     ("sizes", "dtype"),
     [(sizes, dtype) for sizes in SIZES for dtype in (torch.float64, torch.float32, torch.bfloat16)]
     + [(sizes, torch.float32) for sizes in OF_FLOAT32]
-    + [(sizes, dtype) for sizes in OF_16_BITS for dtype in (torch.float16, torch.bfloat16)],
+    + [(sizes, dtype) for sizes in OF_16_BITS for dtype in (torch.float16, torch.bfloat16)]
+    + [([(32, 32)] * 3, torch.float64)],
 )
 def test_views_give_what_copies_give(sizes, dtype):
     base = random((40, columns_of(sizes) + 24), dtype)
@@ -269,6 +285,9 @@ def measured_microseconds(call):
         (1024, [32] * 3, torch.bfloat16),
         (1024, [128] * 2, torch.bfloat16),
         (1024, [32] * 3, torch.float64),
+        (66, [32] * 3, torch.float64),
+        (1024, [24] * 3, torch.float64),
+        (4096, [16] * 3, torch.float64),
     ],
 )
 def test_a_plan_predicts_the_time_within_a_factor_of_1_5(rows, sizes, dtype):

@@ -47,6 +47,15 @@ __device__ inline void mma(double (&c)[2], double a, double b) {
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};" : "+d"(c[0]), "+d"(c[1]) : "d"(a), "d"(b));
 }
 
+#if __CUDA_ARCH__ >= 900
+// The same where a is 16 x 8 and b 8 x 8.
+__device__ inline void mma(double (&c)[4], const double (&a)[4], double b0, double b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
+}
+#endif
+
 // Copies 16 bytes to shared memory, or writes zeros there.
 __device__ inline void copy_or_zero(char* to, const void* from, bool valid) {
 #if __CUDA_ARCH__ >= 800
