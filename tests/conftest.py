@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,8 @@ import pytest
 
 pytest_plugins = ["installation"]
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX has most of the GPU's memory to itself
+
 if TYPE_CHECKING:
     import torch  # the wheels are checked where there is none
 
@@ -22,6 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--toolchain", default="", help="the folder with the toolchain of cu121, where it is not installed"
     )
+
+
+def pytest_runtest_logfinish() -> None:
+    """Leaves the memory of a large test to those that run beside it; PyTorch would keep it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 32:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -248,8 +248,7 @@ def test_numpy_arrays_on_the_gpu_are_bitwise_its_tensors(shape, n, dtype):
 
 @gpu
 @pytest.mark.parametrize("library", ["cupy", "jax"])
-def test_arrays_of_other_libraries_come_back_as_their_own(library, monkeypatch):
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+def test_arrays_of_other_libraries_come_back_as_their_own(library):
     xp = pytest.importorskip("cupy") if library == "cupy" else pytest.importorskip("jax.numpy")
     mu, sigma = (a.numpy() for a in parameters((3, 8)))
     for options in ({}, {"low": -1.0, "high": 1.5}):
