@@ -78,6 +78,17 @@ KronDevice kron_device(int device);
 KronDivisor kron_divisor(std::int64_t d);
 KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
 
+// Multiplications and additions that a row of `state` elements takes, factor after factor.
+template <class Factor>
+double operations_of(Factor factor, Factor end, double state) {
+  double operations = 0;
+  for (; factor != end; ++factor) {
+    operations += 2 * state * static_cast<double>(factor->out);
+    state *= static_cast<double>(factor->out) / static_cast<double>(factor->in);
+  }
+  return operations;
+}
+
 // The best launch of the general kernel, and of those for certain sizes; not fused where there is none.
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);

@@ -39,17 +39,14 @@ struct Shared {
 };
 
 void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group) {
-  double in = static_cast<double>(problem.inner), out = in, operations = 0;
-  for (const KronSize& size : problem.sizes) in *= static_cast<double>(size.in);
-  double state = in;
+  double in = static_cast<double>(problem.inner), out = in;
   for (const KronSize& size : problem.sizes) {
-    operations += 2 * state * static_cast<double>(size.out);
-    state *= static_cast<double>(size.out) / static_cast<double>(size.in);
+    in *= static_cast<double>(size.in);
     out *= static_cast<double>(size.out);
   }
   const double rows = static_cast<double>(problem.rows);
   group->bytes = size_of(problem.dtype) * rows * (in + out);
-  group->operations = rows * operations;
+  group->operations = rows * operations_of(problem.sizes.begin(), problem.sizes.end(), in);
   const double memory = group->bytes / kBytes / device.multiprocessors;
   if (device.cuda < 120) compute *= kOldCompiler;
   group->nanoseconds = 1e3 * (start + std::max(compute, memory) + kHidden * std::min(compute, memory));

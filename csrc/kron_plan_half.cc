@@ -41,13 +41,8 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
   group.tuned = static_cast<KronKernel>((problem.dtype == kBFloat16 ? kKronBFloat32 : kKronHalf32) + (cube ? 2 : size / 64));
   group.shape = {static_cast<unsigned>(blocks), 32u * warps, 1, 1, static_cast<unsigned>(16 * units)};
 
-  double state = in, operations = 0;
-  for (auto s = sizes.rbegin(); s != sizes.rend(); ++s) {
-    operations += 2 * state * static_cast<double>(s->out);
-    state *= static_cast<double>(s->out) / static_cast<double>(s->in);
-  }
   group.bytes = 2.0 * problem.rows * (in + out);
-  group.operations = static_cast<double>(problem.rows) * operations;
+  group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
   // Zeros are multiplied, too. Products of 16 bits take half as long as those in TF32.
   const double products = size * size / 128.0 * (size / 16.0) * (cube ? 5 * 32 : 3);
   const double memory = 2 * (in + out) / kBytes, compute = products * kMma;
