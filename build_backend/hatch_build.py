@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cuops_build import sbom, table
-from cuops_build.host import GLIBC, build_library
+from cuops_build.host import GLIBC, build_library, runtime_beside
 from cuops_build.nvrtc import compile_images, pack
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
@@ -43,7 +43,9 @@ class Contents(BuildHookInterface):
         root = Path(self.root)
         machine = os.environ.get("CUOPS_BUILD_MACHINE") or platform.machine()
         jobs = len(os.sched_getaffinity(0))
-        library = build_library(root / "csrc", pack(compile_images(cuda, root / "csrc", jobs)), machine, jobs)
+        with runtime_beside(machine):
+            images = pack(compile_images(cuda, root / "csrc", jobs))
+        library = build_library(root / "csrc", images, machine, jobs)
         facts = {
             "name": cuda.name,
             "version": self.metadata.version,

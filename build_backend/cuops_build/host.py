@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +24,7 @@ LINK = (
     *("-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"),
 )
 # tvm-ffi's library is there when ours is loaded; a stand-in with its soname serves every machine when linking.
-STAND_IN = ("-shared", "empty.c", "-Wl,-soname,libtvm_ffi.so", "-o", "libtvm_ffi.so")
+STAND_IN = ("-shared", "-nostdlib", "empty.c", "-Wl,-soname,libtvm_ffi.so", "-o", "libtvm_ffi.so")
 
 IMAGES_SOURCE = """
 .section .cuops_images, "a"
@@ -34,13 +36,35 @@ cuops_images: .incbin "images.bin"
 """
 
 
-def _zig(*arguments: str, cwd: Path) -> None:
+@contextlib.contextmanager
+def _zig_beside(*arguments: str, cwd: Path) -> Iterator[None]:
     zig_cache = str(cache.directory() / "zig")
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
     command = [sys.executable, "-m", "ziglang", *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    with tempfile.TemporaryFile("w+") as said:
+        with subprocess.Popen(command, cwd=cwd, env=environment, stdout=said, stderr=said) as process:
+            yield
+        if process.returncode:
+            said.seek(0)
+            raise BuildError(f"{' '.join(command)} failed:\n{said.read()}")
+
+
+def _zig(*arguments: str, cwd: Path) -> None:
+    with _zig_beside(*arguments, cwd=cwd):
+        pass
+
+
+def _target(machine: str) -> tuple[str, str]:
+    return "-target", f"{machine}-linux-gnu.{GLIBC}"
+
+
+@contextlib.contextmanager
+def runtime_beside(machine: str) -> Iterator[None]:
+    """Lets zig compile its C++ runtime, for which it has one core busy for a minute or two once, beside what is done meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "empty.cc").write_text("")
+        with _zig_beside("c++", *_target(machine), "-shared", "-s", "-O2", "empty.cc", "-o", "empty.so", cwd=Path(folder)):
+            yield
 
 
 def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
@@ -48,7 +72,7 @@ def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
     csrc = csrc.resolve()
     ffi = Path(str(metadata.distribution("apache-tvm-ffi").locate_file("tvm_ffi")))
     versions = tuple(f"{name} {metadata.version(name)}" for name in ("ziglang", "apache-tvm-ffi"))
-    target = f"{machine}-linux-gnu.{GLIBC}"
+    target = _target(machine)
     headers = sorted(csrc.rglob("*.h"))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         scratch = Path(folder)
@@ -60,11 +84,11 @@ def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
         )
 
         def compile_one(source: Path) -> Path:
-            name = cache.key(*versions, target, *FLAGS, files=[source, *headers], root=csrc)
+            name = cache.key(*versions, *target, *FLAGS, files=[source, *headers], root=csrc)
             product = scratch / f"{name}.o"
             stored = cache.load(name)
             if stored is None:
-                _zig("c++", "-target", target, *FLAGS, *paths, "-c", str(source), "-o", product.name, cwd=scratch)
+                _zig("c++", *target, *FLAGS, *paths, "-c", str(source), "-o", product.name, cwd=scratch)
                 cache.store(name, product.read_bytes())
             else:
                 product.write_bytes(stored)
@@ -72,15 +96,15 @@ def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
 
         with cache.one_builder("host"):  # the objects are the same in all backends
             objects = list(pool.map(compile_one, sorted(csrc.glob("*.cc")) + sorted(csrc.glob("host/*.cc"))))
-        name = cache.key(*versions, target, *LINK, hashlib.sha256(images).hexdigest(), files=objects, root=scratch)
+        name = cache.key(*versions, *target, *LINK, hashlib.sha256(images).hexdigest(), files=objects, root=scratch)
         library = cache.load(name)
         if library is None:
             (scratch / "images.bin").write_bytes(images)
             (scratch / "images.S").write_text(IMAGES_SOURCE)
             (scratch / "empty.c").write_text("")
-            _zig("cc", "-target", target, *STAND_IN, cwd=scratch)
+            _zig("cc", *target, *STAND_IN, cwd=scratch)
             inputs = (*(path.name for path in objects), "images.S")
-            _zig("c++", "-target", target, *inputs, *LINK, "-o", "libcuops.so", cwd=scratch)
+            _zig("c++", *target, *inputs, *LINK, "-o", "libcuops.so", cwd=scratch)
             library = (scratch / "libcuops.so").read_bytes()
             cache.store(name, library)
         return library
