@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -39,10 +40,12 @@ def build(session: nox.Session, rows: list[str], folder: Path, machines: list[st
 
     def build_backend(row: str) -> None:
         for i, machine in enumerate(machines or [platform.machine()]):
-            environment = {"PYTHONPATH": str(toolchain(session, row)), "CUOPS_BUILD_MACHINE": machine}
+            environment = {"CUOPS_BUILD_MACHINE": machine, "CUOPS_BUILD_JOBS": jobs}
+            environment["PYTHONPATH"] = str(toolchain(session, row))
             kinds = ("--wheel",) if i else ()  # one source distribution serves all machines
             session.run(*command, *kinds, f"packages/cuops-{row}", env=environment, silent=True)
 
+    jobs = str(max(1, len(os.sched_getaffinity(0)) // 2))  # more compilers than cores take a fifth longer
     with ThreadPoolExecutor(2) as pool:  # one links and packs while the other compiles
         core = pool.submit(build_core)
         list(pool.map(build_backend, rows))

@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cuops_build import sbom, table
-from cuops_build.host import GLIBC, build_library, runtime_beside
+from cuops_build import host, sbom, table
 from cuops_build.nvrtc import compile_images, pack
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
@@ -42,10 +41,11 @@ class Contents(BuildHookInterface):
         """Builds the library and puts it, with its facts, into the wheel."""
         root = Path(self.root)
         machine = os.environ.get("CUOPS_BUILD_MACHINE") or platform.machine()
-        jobs = len(os.sched_getaffinity(0))
-        with runtime_beside(machine):
+        jobs = int(os.environ.get("CUOPS_BUILD_JOBS") or len(os.sched_getaffinity(0)))
+        with host.runtime_beside(machine):
+            objects = host.compile_objects(root / "csrc", machine, jobs)
             images = pack(compile_images(cuda, root / "csrc", jobs))
-        library = build_library(root / "csrc", images, machine, jobs)
+        library = host.link_library(objects, images, machine)
         facts = {
             "name": cuda.name,
             "version": self.metadata.version,
@@ -64,7 +64,7 @@ class Contents(BuildHookInterface):
             path.write_bytes(content)
             build_data["force_include"][str(path)] = f"{cuda.package}/{name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_{machine}"
+        build_data["tag"] = f"py3-none-manylinux_{host.GLIBC.replace('.', '_')}_{machine}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self.target_name == "wheel":

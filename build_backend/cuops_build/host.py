@@ -60,21 +60,24 @@ def _target(machine: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def runtime_beside(machine: str) -> Iterator[None]:
-    """Lets zig compile its C++ runtime, for which it has one core busy for a minute or two once, beside what is done meanwhile."""
+    """Lets zig compile its C++ runtime, which keeps one core busy for a minute once, beside what is done meanwhile."""
+    link = ("-shared", "-s", "-O2", "empty.cc", "-o", "empty.so")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "empty.cc").write_text("")
-        with _zig_beside("c++", *_target(machine), "-shared", "-s", "-O2", "empty.cc", "-o", "empty.so", cwd=Path(folder)):
+        with _zig_beside("c++", *_target(machine), *link, cwd=Path(folder)):
             yield
 
 
-def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
-    """libcuops.so of all of `csrc`'s C++ for x86_64 or aarch64, the packed device `images` in their own section."""
+def _versions() -> tuple[str, ...]:
+    return tuple(f"{name} {metadata.version(name)}" for name in ("ziglang", "apache-tvm-ffi"))
+
+
+def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
+    """All of `csrc`'s C++ for x86_64 or aarch64: the same objects for all backends, of which one at a time compiles."""
     csrc = csrc.resolve()
     ffi = Path(str(metadata.distribution("apache-tvm-ffi").locate_file("tvm_ffi")))
-    versions = tuple(f"{name} {metadata.version(name)}" for name in ("ziglang", "apache-tvm-ffi"))
-    target = _target(machine)
     headers = sorted(csrc.rglob("*.h"))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool, cache.one_builder("host"):
         scratch = Path(folder)
         names = {csrc: "csrc", ffi: "tvm_ffi", scratch: "."}  # so that no folder of this machine gets into the library
         paths = (
@@ -83,28 +86,30 @@ def build_library(csrc: Path, images: bytes, machine: str, jobs: int) -> bytes:
             f"-I{ffi / 'include'}",
         )
 
-        def compile_one(source: Path) -> Path:
-            name = cache.key(*versions, *target, *FLAGS, files=[source, *headers], root=csrc)
-            product = scratch / f"{name}.o"
-            stored = cache.load(name)
-            if stored is None:
-                _zig("c++", *target, *FLAGS, *paths, "-c", str(source), "-o", product.name, cwd=scratch)
-                cache.store(name, product.read_bytes())
-            else:
-                product.write_bytes(stored)
-            return product
+        def compile_one(source: Path) -> tuple[str, bytes]:
+            name = cache.key(*_versions(), *_target(machine), *FLAGS, files=[source, *headers], root=csrc)
+            product = cache.load(name)
+            if product is None:
+                _zig("c++", *_target(machine), *FLAGS, *paths, "-c", str(source), "-o", f"{name}.o", cwd=scratch)
+                product = (scratch / f"{name}.o").read_bytes()
+                cache.store(name, product)
+            return f"{name}.o", product
 
-        with cache.one_builder("host"):  # the objects are the same in all backends
-            objects = list(pool.map(compile_one, sorted(csrc.glob("*.cc")) + sorted(csrc.glob("host/*.cc"))))
-        name = cache.key(*versions, *target, *LINK, hashlib.sha256(images).hexdigest(), files=objects, root=scratch)
-        library = cache.load(name)
-        if library is None:
-            (scratch / "images.bin").write_bytes(images)
-            (scratch / "images.S").write_text(IMAGES_SOURCE)
-            (scratch / "empty.c").write_text("")
-            _zig("cc", *target, *STAND_IN, cwd=scratch)
-            inputs = (*(path.name for path in objects), "images.S")
-            _zig("c++", *target, *inputs, *LINK, "-o", "libcuops.so", cwd=scratch)
+        return dict(pool.map(compile_one, sorted(csrc.glob("*.cc")) + sorted(csrc.glob("host/*.cc"))))
+
+
+def link_library(objects: dict[str, bytes], images: bytes, machine: str) -> bytes:
+    """libcuops.so of the host's objects, the packed device `images` in their own section."""
+    name = cache.key(*_versions(), *_target(machine), *LINK, *objects, hashlib.sha256(images).hexdigest())
+    library = cache.load(name)
+    if library is None:
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder)
+            files = {**objects, "images.bin": images, "images.S": IMAGES_SOURCE.encode(), "empty.c": b""}
+            for file, content in files.items():
+                (scratch / file).write_bytes(content)
+            _zig("cc", *_target(machine), *STAND_IN, cwd=scratch)
+            _zig("c++", *_target(machine), *objects, "images.S", *LINK, "-o", "libcuops.so", cwd=scratch)
             library = (scratch / "libcuops.so").read_bytes()
-            cache.store(name, library)
-        return library
+        cache.store(name, library)
+    return library
