@@ -11,6 +11,26 @@
 
 namespace cuops {
 
+// convert<float>, once more: by instructions that the compiler does not take for those of the first time. kPermutes: for bfloat16
+// by others that do as much, and not by one more.
+template <bool kPermutes, class T, int kWidth>
+__device__ Pack<float, kWidth> convert_again(const Pack<T, kWidth>& in, unsigned zero) {
+  if constexpr (kPermutes && kSame<T, __nv_bfloat16>) {
+    const unsigned* const pairs = reinterpret_cast<const unsigned*>(in.at);
+    Pack<float, kWidth> out;
+#pragma unroll
+    for (int j = 0; j < kWidth; j += 2) {
+      asm("prmt.b32 %0, %1, 0, 0x1044;" : "=f"(out.at[j]) : "r"(pairs[j / 2]));
+      asm("prmt.b32 %0, %1, 0, 0x3244;" : "=f"(out.at[j + 1]) : "r"(pairs[j / 2]));
+    }
+    return out;
+  } else if constexpr (sizeof(T) < sizeof(float)) {
+    return convert<float>(forgotten(in, zero));
+  } else {
+    return in;
+  }
+}
+
 // Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
@@ -31,10 +51,11 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     }
   };
   const auto& constants = scalars<Acc>(p);
+  const int rows = static_cast<int>(p.rows);
   const Passing passing(p.released_from != kNoRow);
   // Rows of a block are neighbours, which share pages of memory.
-  const long long teams = kWide ? gridDim.x / team.blocks : static_cast<long long>(gridDim.x) * blockDim.y;
-  const long long begin = kWide ? team.index : static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const int teams = kWide ? gridDim.x / team.blocks : gridDim.x * blockDim.y;
+  const int begin = kWide ? team.index : blockIdx.x * blockDim.y + threadIdx.y;
   const int first = kWide ? team.first() : threadIdx.x, step = kWide ? team.threads() : blockDim.x;
   const Windows<T, kPhased> windows(p.h, begin, static_cast<int>(p.n));
   auto exists = [&](int i) { return first + i * step < windows.count; };
@@ -57,29 +78,33 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       return weight[i];
     }
   };
-  auto fetch = [&](long long row) {
-    const bool wanted = row < p.rows;
-    const uint4 *const h = windows.of(p.h, row) + first, *const dy = windows.of(p.dy, row) + first;
+  const uint4 *h_at = windows.of(p.h, begin) + first, *dy_at = windows.of(p.dy, begin) + first;
+  uint4* dx_at = windows.of(p.dx, begin) + first;
+  auto next_row = [&](auto*& at, const Rows& array) {
+    at = reinterpret_cast<decltype(at + 0)>(reinterpret_cast<unsigned long long>(at) + teams * array.stride * sizeof(T));
+  };
+  auto fetch = [&](int row) {
+    const bool wanted = row < rows;
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      if (wanted && exists(i) && !(kPhased && windows.leaves(row, p.rows, first + i * step))) {
-        next_h[i] = kPhased ? h[i * step] : passing.load(h + i * step);
-        next_dy[i] = kPhased ? dy[i * step] : passing.load(dy + i * step);
+      if (wanted && exists(i) && !(kPhased && windows.leaves(row, rows, first + i * step))) {
+        next_h[i] = kPhased ? h_at[i * step] : passing.load(h_at + i * step);
+        next_dy[i] = kPhased ? dy_at[i * step] : passing.load(dy_at + i * step);
       } else if (!kWide) {  // a warp's other rows may go on
         next_h[i] = next_dy[i] = {};
       }
     }
     if constexpr (kPhased) {
-      if (!wanted || !shares || (row > 0 && row < p.rows - 1)) return;
+      if (!wanted || !shares || (row > 0 && row < rows - 1)) return;
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        if (!exists(i) || !windows.leaves(row, p.rows, first + i * step)) continue;
+        if (!exists(i) || !windows.leaves(row, rows, first + i * step)) continue;
         next_h[i] = windows.gathered(start_of(p.h, row), first + i * step);
         next_dy[i] = windows.gathered(start_of(p.dy, row), first + i * step);
       }
     }
   };
-  const long long ahead = !kWide && step < 32 ? threadIdx.y % (32 / step) : 0;  // of the first row of this warp
+  const int ahead = !kWide && step < 32 ? threadIdx.y % (32 / step) : 0;  // of the first row of this warp
   wait_for_previous(false);
   fetch(begin);
 #pragma unroll
@@ -93,14 +118,16 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 
   Pack<Acc, kWidth> dweight[kResident] = {};
 #pragma unroll 1
-  for (long long row = begin; row - ahead < p.rows; row += teams) {
-    const bool active = row < p.rows;
+  for (int row = begin; row - ahead < rows; row += teams) {
+    const bool active = row < rows;
     uint4 h[kResident], dy[kResident];
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       h[i] = next_h[i];
       dy[i] = next_dy[i];
     }
+    next_row(h_at, p.h);
+    next_row(dy_at, p.dy);
     fetch(row + teams);
     if (kPhased && shares) {
 #pragma unroll
@@ -111,7 +138,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       }
     }
 
-    Acc sums[2], scale = 1;
+    Acc sums[2], scale = 1, rstd;
 #pragma unroll 1
     for (bool scaled = false;; scaled = true) {
       sums[0] = sums[1] = 0;  // of h^2, of g h
@@ -125,12 +152,18 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         }
       }
       reduce(sums, Sum());
-      if (__builtin_expect(scaled, 0)) break;
+      if (__builtin_expect(scaled, 0)) {
+        rstd = rstd_of(sums[0], constants, scale);
+        break;
+      }
       const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
       // Also where the cube of rstd would leave the range. What a warp decides, it must decide as one.
       bool careful = active && !(mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest);
       if (!kWide && step <= 32) careful = __any_sync(0xffffffffu, careful);
-      if (__builtin_expect(!careful, 1)) break;
+      if (__builtin_expect(!careful, 1)) {
+        rstd = active ? rsqrt_rn(mean_eps) : Acc(0);
+        break;
+      }
       // As in the forward: a power of two brings h near 1.
       sums[0] = constants.sqrt_eps;
 #pragma unroll
@@ -149,17 +182,13 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         *reinterpret_cast<Packed*>(&h[i]) = convert<T>(a);
       }
     }
-    const Acc rstd = rstd_of(sums[0], constants, scale), slope = -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd;
+    const Acc slope = -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd;
 
     const unsigned zero = static_cast<unsigned>(p.h.outer_stride);  // rows have one stride
+    auto wide_again = [&](const uint4& v) { return convert_again<!kPhased>(*reinterpret_cast<const Packed*>(&v), zero); };
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      if constexpr (sizeof(T) < sizeof(Acc)) {
-        h[i] = forgotten(h[i], zero);
-        dy[i] = forgotten(dy[i], zero);
-        if (!kSharedWeight) weight_of(i) = forgotten(weight_of(i), zero);
-      }
-      const auto a = wide(h[i]), grad = wide(dy[i]), factor = wide(weight_of(i));
+      const auto a = wide_again(h[i]), grad = wide_again(dy[i]), factor = wide_again(weight_of(i));
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -167,29 +196,32 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         dx.at[j] = slope * a.at[j] + scaled * factor.at[j];
         dweight[i].at[j] += scaled * a.at[j];
       }
-      if (scale != 1) {
+      // A loop, because the compiler would take a condition to each multiplication.
+#pragma unroll 1
+      for (unsigned turn = 0; scale != 1 && turn <= zero; ++turn) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx.at[j] *= scale;
       }
       const int at = first + i * step;
       if (!active || !exists(i)) continue;
       if (p.dh.data) {
-        const bool whole = !kPhased || !windows.leaves(row, p.rows, at);
+        const bool whole = !kPhased || !windows.leaves(row, rows, at);
         const auto more = wide(whole ? windows.of(p.dh, row)[at] : windows.gathered(start_of(p.dh, row), at));
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx.at[j] += more.at[j];
       }
       const Packed rounded = convert<T>(dx);
       if (!kPhased || !windows.is_shared(at)) {
-        store(reinterpret_cast<Packed*>(windows.of(p.dx, row)) + at, rounded);
+        store(reinterpret_cast<Packed*>(dx_at) + i * step, rounded);
       } else {
-        T* const to = static_cast<T*>(p.dx.data) + row * p.dx.stride + windows.column(at);
+        T* const to = reinterpret_cast<T*>(dx_at + i * step);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           if (j >= windows.from(at) && j < windows.to(at)) to[j] = rounded.at[j];
         }
       }
     }
+    next_row(dx_at, p.dx);
     if (!kPhased && active && row >= p.released_from) {
       Passing::release<T>(p.h, p.rows, p.n, row, first);
       Passing::release<T>(p.dy, p.rows, p.n, row, first);

@@ -154,7 +154,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   const bool few = p.rows > 1 && p.rows * p.n <= 1 << 22 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32);
   if (few) return plan_columns(p, true, hw);
-  if (p.common && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90))) {
+  if (p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90))) {
     if (vectors <= kHeldVectors * kHeldThreads / 2) return plan_held(p, vectors, hw);
     const unsigned threads = p.starts == kAligned ? kWideThreads : kWidePhasedThreads;
     if (vectors <= kWideVectors * threads * clusters) return plan_wide(p, vectors, device, hw);
