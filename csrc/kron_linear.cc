@@ -22,15 +22,29 @@ Kernel& fwd_kernel(DType dtype) {
   return kernels[dtype != kFloat64];
 }
 Kernel& tuned_kernel(KronKernel which) {
-  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},        {"kron_linear_tuned", "kron_tuned_pairs"},
-                             {"kron_linear_tuned", "kron_tuned_pairs_128"},     {"kron_linear_small", "kron_small"},
-                             {"kron_linear_direct", "kron_direct_32"},          {"kron_linear_direct", "kron_direct_64"},
-                             {"kron_linear_direct", "kron_direct_128"},         {"kron_linear_direct", "kron_direct_columns_64"},
-                             {"kron_linear_direct", "kron_direct_columns_128"}, {"kron_linear_cube", "kron_cube"},
-                             {"kron_linear_cube_f64", "kron_cube_f64"},         {"kron_linear_half", "kron_half_32_f16"},
-                             {"kron_linear_half", "kron_half_64_f16"},          {"kron_linear_half", "kron_half_cube_f16"},
-                             {"kron_linear_half", "kron_half_32_bf16"},         {"kron_linear_half", "kron_half_64_bf16"},
-                             {"kron_linear_half", "kron_half_cube_bf16"}};
+  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
+                             {"kron_linear_tuned", "kron_tuned_pairs"},
+                             {"kron_linear_tuned", "kron_tuned_pairs_128"},
+                             {"kron_linear_small", "kron_small"},
+                             {"kron_linear_direct", "kron_direct_32"},
+                             {"kron_linear_direct", "kron_direct_64"},
+                             {"kron_linear_direct", "kron_direct_128"},
+                             {"kron_linear_direct", "kron_direct_columns_64"},
+                             {"kron_linear_direct", "kron_direct_columns_128"},
+                             {"kron_linear_cube", "kron_cube"},
+                             {"kron_linear_cube_f64", "kron_cube_f64"},
+                             {"kron_linear_half", "kron_half_32_f16"},
+                             {"kron_linear_half", "kron_half_64_f16"},
+                             {"kron_linear_half", "kron_half_cube_f16"},
+                             {"kron_linear_half", "kron_half_32_bf16"},
+                             {"kron_linear_half", "kron_half_64_bf16"},
+                             {"kron_linear_half", "kron_half_cube_bf16"},
+                             {"kron_linear_bits", "kron_bits_f64"},
+                             {"kron_linear_bits", "kron_bits_f32"},
+                             {"kron_linear_twos", "kron_twos_f64"},
+                             {"kron_linear_twos", "kron_twos_f32"},
+                             {"kron_linear_twos", "kron_twos_f16"},
+                             {"kron_linear_twos", "kron_twos_bf16"}};
   return kernels[which - kKronTunedSingle];
 }
 
@@ -120,6 +134,10 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   if (group.tuned == kKronSmall) {
     KronSmallParams p = fill(group.small_params);
     set_sample_strides(&p);
+    return run(tuned_kernel(group.tuned), &p);
+  }
+  if (group.tuned >= kKronBitsF64) {
+    KronBitsParams p = fill(group.bits_params);
     return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned >= kKronHalf32) {

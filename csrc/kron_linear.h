@@ -27,7 +27,7 @@ struct KronFactor {
   long long row_stride, column_stride;
   int out, in;
   KronDivisor by_out, by_in;
-  int raw;       // in shared memory, where it is merged; else -1
+  int raw;       // in shared memory, where it is merged; else -1. kron_linear_small.cu, kron_linear_bits.cu: elements before it
   bool vectors;  // rows may be read in vectors
 };
 
@@ -129,7 +129,7 @@ struct KronSmallStage {
 };
 
 // A sample has 2^n elements in axes of 8 and 16, and columns beyond the factors' axes.
-struct KronSmallParams {
+struct alignas(16) KronSmallParams {
   Rows x, y;  // of one stride
   const void* bias;
   long long rows, tiles, bias_lead;
@@ -138,7 +138,7 @@ struct KronSmallParams {
   KronSmallPart chunk[kKronParts];                        // of 4 neighbours
   int chunk_parts, factor_count, stages, samples, items;  // of a tile; items: 64 elements each
   int columns, column_tiles, sample_out;                  // of a tile; tiles beside one another; elements
-  int state, raw;                                         // in shared memory: the tile, the factors
+  int state, raw, raw_count;                              // in shared memory: the tile, the factors; their elements
   bool copies_out;                                        // the results go to y from shared memory
 };
 static_assert(sizeof(KronSmallParams) == 2528, "host and device must agree on the layout");
@@ -165,13 +165,14 @@ static_assert(sizeof(KronDirectParams) == 328, "host and device must agree on th
 constexpr int kKronCubeRows = 16, kKronCubePitch = (32 + 4) * 8, kKronCubeMatrix = 32 * kKronCubePitch + 16,
               kKronCubeShared = kKronCubeRows * kKronCubeMatrix + (kKronCubeRows + 32 + 32) * 32 * 8;
 
-// kron_linear_half.cu, and how it divides shared memory, in units of 16 bytes: the largest magnitudes of the factors; these, of 32
-// bits, the last of 16; and each warp's matrices. Slices of three factors' results are a pitch apart.
-constexpr int kHalfMaxima = 24, kHalfPitch = 32 * 32 / 4 + 2;
-constexpr int half_warps(int size) { return size == 64 ? 8 : 16; }
+// kron_linear_half.cu: warps of a block, of which those that share a sample have 32 columns of the results each; and how it divides
+// shared memory, in units of 16 bytes: the largest magnitudes of the factors; these, of 32 bits, the last of 16; and two matrices
+// of each sample. Slices of three factors' results are a pitch apart.
+constexpr int kHalfWarps = 16, kHalfMaxima = 24, kHalfPitch = 32 * 32 / 4 + 2;
+constexpr int half_samples(int size) { return kHalfWarps / (size / 32); }
 constexpr int half_units(int size) {
   const int matrix = size * size / 8;
-  return kHalfMaxima + 3 * matrix + half_warps(size) * 2 * matrix;
+  return kHalfMaxima + 3 * matrix + half_samples(size) * 2 * matrix;
 }
 constexpr int kHalfCubeUnits = half_units(32) + 32 * 32 / 4 + 32 * kHalfPitch;
 
@@ -183,6 +184,25 @@ struct KronHalfParams {
   KronDivisor by_units;  // of 8 neighbours, in a row of the last axis
 };
 static_assert(sizeof(KronHalfParams) == 264, "host and device must agree on the layout");
+
+// kron_linear_bits.cu and kron_linear_twos.cu: the most warps of a block, factors, elements of these, and passes.
+constexpr int kBitsWarps = 4, kBitsFactors = 10, kBitsElements = 576, kBitsPasses = 6;
+
+// Factors of 2^log, of which the last one is for an element's bit `first` and those after it, and has elements from `at` on.
+struct KronBitsPass {
+  int first, log, count, at;
+};
+struct KronBitsParams {
+  Rows x, y;  // of one stride
+  const void* bias;
+  long long rows, bias_lead;
+  KronFactor factors[kBitsFactors];
+  KronBitsPass pass[kBitsPasses];
+  int count, passes, elements;  // of the factors
+  int log_sample, warps;        // of a sample's elements; of a block, that have elements
+  DType dtype;
+};
+static_assert(sizeof(KronBitsParams) == 768, "host and device must agree on the layout");
 
 // The gradient of one factor: the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
 struct KronBwdParams {

@@ -1,6 +1,6 @@
-// Kronecker-factored linear layers of two factors of up to 64, or three of up to 32, in 16 bits: a warp multiplies a matrix by two
-// factors, without a word to the others. What lies between the products is TF32, as precise as float16 and with the range of
-// float32.
+// Kronecker-factored linear layers of two factors of up to 64, or three of up to 32, in 16 bits: a warp finds 32 columns of a
+// matrix times two factors, without a word to the others. What lies between the products is TF32, as precise as float16 and with
+// the range of float32.
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -9,7 +9,7 @@
 namespace cuops {
 
 // The exponents that factors are scaled down by, after which sums stay finite. All threads of the block call this.
-template <class T, int kWarps, int kCount>
+template <class T, int kCount>
 __device__ void find_exponents(int (&exponents)[kCount], const int (&own)[kCount]) {
   int* const maxima = shared_at<int>(0);
   const int lane = threadIdx.x % 32;
@@ -20,7 +20,7 @@ __device__ void find_exponents(int (&exponents)[kCount], const int (&own)[kCount
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int bits = __reduce_max_sync(~0u, maxima[i * 32 + lane % kWarps]);
+    const int bits = __reduce_max_sync(~0u, maxima[i * 32 + lane % kHalfWarps]);
     exponents[i] = min((bits >> 23) - 127, 116) - kHalfTop<T>;
   }
 }
@@ -28,15 +28,15 @@ __device__ void find_exponents(int (&exponents)[kCount], const int (&own)[kCount
 template <class T, int kSize>
 __device__ void kron_half(const KronHalfParams& p) {
   using C = Chain<T, kSize>;
-  constexpr int kWarps = half_warps(kSize), kFirst = kHalfMaxima, kLast = kFirst + C::kFirst, kState = kLast + C::kLast;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr int kSamples = half_samples(kSize), kFirst = kHalfMaxima, kLast = kFirst + C::kFirst, kState = kLast + C::kLast;
+  const int warp = threadIdx.x / 32, team = warp / C::kWarps, part = warp % C::kWarps;
   const int in_rows = p.factors[0].in, in_columns = p.factors[1].in, out_rows = p.factors[0].out, out_columns = p.factors[1].out;
-  const long long stride = 1LL * gridDim.x * kWarps;
-  long long sample = blockIdx.x + 1LL * gridDim.x * warp;
-  int state = kState + warp * 2 * C::kMatrix, other = state + C::kMatrix;
+  const long long stride = 1LL * gridDim.x * kSamples;
+  long long sample = blockIdx.x + 1LL * gridDim.x * team;
+  int state = kState + team * 2 * C::kMatrix, other = state + C::kMatrix;
   if (in_rows < kSize || in_columns < kSize) {
-    for (int i = lane; i < 2 * C::kMatrix; i += 32) shared_at<uint4>(state)[i] = uint4{};
-    __syncwarp();
+    for (int i = threadIdx.x % (32 * C::kWarps); i < 2 * C::kMatrix; i += 32 * C::kWarps) shared_at<uint4>(state)[i] = uint4{};
+    C::sync(warp);
   }
   auto load = [&](int to, long long i) {
     if (i < p.rows) C::copy(to, static_cast<const T*>(p.x.data) + offset_of(p.x, i), in_rows * in_columns / 8, p.by_units);
@@ -44,11 +44,11 @@ __device__ void kron_half(const KronHalfParams& p) {
   };
   load(state, sample);
   load(other, sample + stride);
-  FactorPart<T, kSize, 32 * kWarps> first, last;
+  FactorPart<T, kSize, 32 * kHalfWarps> first, last;
   first.load(p.factors[0]);
   last.load(p.factors[1]);
   int exponents[2];
-  find_exponents<T, kWarps>(exponents, {first.magnitude(), last.magnitude()});
+  find_exponents<T>(exponents, {first.magnitude(), last.magnitude()});
   C::store_first(kFirst, first, power_of_two(-exponents[0]));
   C::store_last(kLast, last, power_of_two(-exponents[1]));
   int exponent = exponents[0] + exponents[1];
@@ -56,13 +56,14 @@ __device__ void kron_half(const KronHalfParams& p) {
   __syncthreads();
   for (; sample < p.rows; sample += stride) {
     wait_for_copies<1>();
-    __syncwarp();
+    C::sync(warp);
     C chain;
-    chain.multiply(kFirst, kLast, state, scale_between);
-    __syncwarp();
+    chain.multiply(kFirst, kLast, state, scale_between, part);
+    C::sync(warp);
     load(state, sample + 2 * stride);
     const HalfOutput<T> output(p, sample, out_rows * out_columns, scale);
-    chain.each([&](int row, int column, const Pack<float, 8>& v) {
+    chain.each([&](int row, int from, const Pack<float, 8>& v) {
+      const int column = part * 32 + from;
       if (row < out_rows && column < out_columns) output.store(row * out_columns + column, v);
     });
     const int next = other;
@@ -75,7 +76,7 @@ __device__ void kron_half(const KronHalfParams& p) {
 // all of them, which it multiplies by the first.
 template <class T>
 __device__ void kron_half_cube(const KronHalfParams& p) {
-  constexpr int kSize = 32, kWarps = half_warps(kSize), kPitch = kHalfPitch;
+  constexpr int kSize = 32, kPitch = kHalfPitch;
   using C = Chain<T, kSize>;
   constexpr int kOuter = kHalfMaxima, kFirst = kOuter + C::kFirst, kLast = kFirst + C::kFirst, kMatrices = kLast + C::kLast;
   constexpr int kState = kMatrices + kSize * C::kMatrix;
@@ -86,7 +87,7 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
   __syncthreads();
   auto load = [&](long long sample) {
 #pragma unroll 1
-    for (int slice = warp; slice < in_slices && sample < p.rows; slice += kWarps)
+    for (int slice = warp; slice < in_slices && sample < p.rows; slice += kHalfWarps)
       C::copy(kMatrices + slice * C::kMatrix,
               static_cast<const T*>(p.x.data) + offset_of(p.x, sample) + slice * in_rows * in_columns, in_rows * in_columns / 8,
               p.by_units);
@@ -94,12 +95,12 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
   };
   long long sample = blockIdx.x;
   load(sample);
-  FactorPart<T, kSize, 32 * kWarps> outer, first, last;
+  FactorPart<T, kSize, 32 * kHalfWarps> outer, first, last;
   outer.load(p.factors[0]);
   first.load(p.factors[1]);
   last.load(p.factors[2]);
   int exponents[3];
-  find_exponents<T, kWarps>(exponents, {outer.magnitude(), first.magnitude(), last.magnitude()});
+  find_exponents<T>(exponents, {outer.magnitude(), first.magnitude(), last.magnitude()});
   // The first factor as the other operand.
   outer.each(power_of_two(-exponents[0]), [&](int row, int k, float a, float b) {
     float* const to =
@@ -119,7 +120,7 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
     wait_for_copies<0>();
     __syncwarp();
 #pragma unroll 1
-    for (int slice = warp; slice < in_slices; slice += kWarps) {
+    for (int slice = warp; slice < in_slices; slice += kHalfWarps) {
       C chain;
       chain.multiply(kFirst, kLast, kMatrices + slice * C::kMatrix, scale_between);
       chain.each([&](int row, int column, const Pack<float, 8>& v) {
@@ -161,18 +162,18 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
 
 }  // namespace cuops
 
-#define KRON_HALF(name, threads, function, ...)                                                                                \
-  extern "C" __global__ void __launch_bounds__(threads, 1) kron_half_##name(const __grid_constant__ cuops::KronHalfParams p) { \
-    cuops::function<__VA_ARGS__>(p);                                                                                           \
+#define KRON_HALF(name, function, ...)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(512, 1) kron_half_##name(const __grid_constant__ cuops::KronHalfParams p) { \
+    cuops::function<__VA_ARGS__>(p);                                                                                       \
   }
 
 // Instances, as kron_plan_half.cc asks for them.
-KRON_HALF(32_f16, 512, kron_half, __half, 32)
-KRON_HALF(64_f16, 256, kron_half, __half, 64)
-KRON_HALF(cube_f16, 512, kron_half_cube, __half)
-KRON_HALF(32_bf16, 512, kron_half, __nv_bfloat16, 32)
-KRON_HALF(64_bf16, 256, kron_half, __nv_bfloat16, 64)
-KRON_HALF(cube_bf16, 512, kron_half_cube, __nv_bfloat16)
+KRON_HALF(32_f16, kron_half, __half, 32)
+KRON_HALF(64_f16, kron_half, __half, 64)
+KRON_HALF(cube_f16, kron_half_cube, __half)
+KRON_HALF(32_bf16, kron_half, __nv_bfloat16, 32)
+KRON_HALF(64_bf16, kron_half, __nv_bfloat16, 64)
+KRON_HALF(cube_bf16, kron_half_cube, __nv_bfloat16)
 #else
 extern "C" __global__ void kron_half_nowhere() {}
 #endif

@@ -33,7 +33,8 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const KronFwdParams& p = group.params;
     const bool direct = group.tuned >= kKronDirect32 && group.tuned < kKronHalf32;
-    const int samples = group.tuned >= kKronHalf32    ? 1
+    const int samples = group.tuned >= kKronBitsF64   ? 1024 >> group.bits_params.log_sample
+                        : group.tuned >= kKronHalf32  ? 1
                         : direct                      ? group.direct_params.groups
                         : group.tuned == kKronSmall   ? group.small_params.samples
                         : group.tuned != kKronGeneral ? group.tuned_params.samples

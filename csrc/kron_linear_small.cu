@@ -10,43 +10,91 @@ namespace cuops {
 
 constexpr int kEach = 64;  // elements of a thread
 
-// The parameters, which calls reach faster there.
+// The parameters, which calls reach faster there. A warp asks the constant cache for one word at a time, as it would serve the
+// lanes one by one.
 __device__ inline const KronSmallParams& params() { return *shared_at<KronSmallParams>(0); }
-
-// The factors as they are, one after the other: a warp has one, so that all are on their way at the same time.
-__device__ inline void load_factors() {
-  const KronSmallParams& p = params();
+__device__ inline void load_params(const KronSmallParams& given) {
+  const int4* const words = reinterpret_cast<const int4*>(&given);
+  auto word_at = [&](const void* at) {
+    return static_cast<int>(static_cast<const char*>(at) - reinterpret_cast<const char*>(&given) + 15) / 16;
+  };
+  // All but the factors and stages that there are not.
+  const int factors = word_at(given.factors + given.factor_count), stages = word_at(given.stage + given.stages);
+  const int stage = word_at(given.stage), chunk = word_at(given.chunk), end = word_at(&given + 1);
+  const int count = factors + stages - stage + end - chunk;
+  constexpr int kTogether = 8;
+  const int warps = blockDim.x / 32;
 #pragma unroll 1
-  for (int j = threadIdx.x / 32, at = 0, k = 0; j < p.factor_count; j += blockDim.x / 32) {
-    for (; k < j; ++k) at += p.factors[k].out * p.factors[k].in;
-    const KronFactor& f = p.factors[j];
-#pragma unroll 2
-    for (int i = threadIdx.x % 32; i < f.out * f.in; i += 32) {
-      const int row = divide(i, f.by_in), column = i - row * f.in;
-      shared_at<float>(p.raw)[at + i] = static_cast<const float*>(f.data)[row * f.row_stride + column * f.column_stride];
+  for (int i = threadIdx.x / 32; i < count; i += kTogether * warps) {
+    int at[kTogether];
+    int4 word[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int n = min(i + k * warps, count - 1);
+      at[k] = n < factors ? n : n - factors + stage;
+      if (at[k] >= stages) at[k] += chunk - stages;
+      word[k] = words[at[k]];
     }
+    if (threadIdx.x % 32 > 0) continue;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) shared_at<int4>(0)[at[k]] = word[k];
   }
 }
 
-// The product of the factors of an axis.
+// Lets the first tile of x, of whole samples, come to the L2 cache meanwhile.
+__device__ inline void ask_for_tile(const KronSmallParams& given) {
+  if (given.columns > 0) return;
+  const long long first = min(static_cast<long long>(blockIdx.x) * given.samples, given.rows - given.samples);
+  constexpr int kLine = 128 / sizeof(float);
+#pragma unroll 1
+  for (int i = threadIdx.x * kLine; i < given.items * kEach; i += blockDim.x * kLine) {
+    const int sample = i / given.sample_out, rest = i - sample * given.sample_out;
+    const float* const line = static_cast<const float*>(given.x.data) + (first + sample) * given.x.stride + rest;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  }
+}
+
+// The factors as they are, one after the other, all of them on their way at the same time.
+__device__ inline void load_factors() {
+  const KronSmallParams& p = params();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < p.raw_count; i += blockDim.x) {
+    int j = 0;
+#pragma unroll 4
+    for (int k = 1; k < p.factor_count; ++k) j += p.factors[k].raw <= i;
+    const KronFactor& f = p.factors[j];
+    const int at = i - f.raw, row = divide(at, f.by_in), column = at - row * f.in;
+    shared_at<float>(p.raw)[i] = static_cast<const float*>(f.data)[row * f.row_stride + column * f.column_stride];
+  }
+}
+
+// The product of the factors of an axis: of powers of two.
 __device__ inline void merge_factors(const KronSmallStage& stage, int which) {
   const KronSmallParams& p = params();
-  const int log_size = stage.log_size, size = 1 << log_size, first = stage.first[which], last = first + stage.count[which] - 1;
-  int end = 0;
-  for (int j = 0; j <= last; ++j) end += p.factors[j].out * p.factors[j].in;
+  constexpr int kTogether = 4;
+  const int log_size = stage.log_size, mask = (1 << log_size) - 1, count = 1 << 2 * log_size;
+  const int first = stage.first[which], last = first + stage.count[which] - 1;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < size * size; i += blockDim.x) {
-    int row = i >> log_size, column = i & (size - 1), at = end;
-    float v = 1;
+  for (int begin = threadIdx.x; begin < count; begin += kTogether * blockDim.x) {
+    float v[kTogether];
+#pragma unroll
+    for (float& value : v) value = 1;
+    int shift = 0;
 #pragma unroll 1
     for (int j = last; j >= first; --j) {
-      const KronFactor& f = p.factors[j];
-      at -= f.out * f.in;
-      v *= shared_at<float>(p.raw)[at + (row & (f.out - 1)) * f.in + (column & (f.in - 1))];
-      row = divide(row, f.by_out);
-      column = divide(column, f.by_in);
+      const int in = p.factors[j].in;
+      const float* const raw = shared_at<float>(p.raw) + p.factors[j].raw;
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int i = begin + k * blockDim.x, row = i >> log_size & mask, column = i & mask;
+        v[k] *= raw[(row >> shift & (in - 1)) * in + (column >> shift & (in - 1))];
+      }
+      shift += __ffs(in) - 1;
     }
-    shared_at<float>(stage.weight[which])[i] = v;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (begin + k * blockDim.x < count) shared_at<float>(stage.weight[which])[begin + k * blockDim.x] = v[k];
+    }
   }
 }
 
@@ -117,7 +165,7 @@ __device__ __noinline__ void run_stage(int index, const float* x, float* y) {
       for (int j = 0; j < kFibers; ++j) {
         const float* const from = x + place.memory + stage.fiber[j].memory;
 #pragma unroll
-        for (int i = 0; i < kN; ++i) v[i][j] = from[i * memory_step];
+        for (int i = 0; i < kN; ++i) v[i][j] = __ldg(from + i * memory_step);
       }
     } else {
 #pragma unroll
@@ -190,8 +238,8 @@ __device__ __noinline__ void store_tile(long long first_sample, long long column
 
 extern "C" __global__ void __launch_bounds__(256, 1) kron_small(const __grid_constant__ cuops::KronSmallParams given) {
   using namespace cuops;
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(given) / 4); i += blockDim.x)
-    shared_at<int>(0)[i] = reinterpret_cast<const int*>(&given)[i];
+  ask_for_tile(given);
+  load_params(given);
   __syncthreads();
   const KronSmallParams& p = params();
   load_factors();

@@ -51,8 +51,9 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
   if (!problem.aligned) return best;
-  for (KronGroup& group : std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device),
-                                                 plan_direct(problem, device), plan_half(problem, device)})
+  for (KronGroup& group :
+       std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_direct(problem, device),
+                              plan_half(problem, device), plan_bits(problem, device)})
     if (group.nanoseconds < best.nanoseconds) best = std::move(group);
   return best;
 }

@@ -53,6 +53,9 @@ enum KronKernel {
   kKronBFloat32,
   kKronBFloat64,
   kKronBFloatCube,
+  kKronBitsF64,  // and those after it: plan_bits's
+  kKronBits,
+  kKronTwos,  // one a dtype
 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
@@ -65,6 +68,7 @@ struct KronGroup {
   KronSmallParams small_params{};  // of that for small factors
   KronDirectParams direct_params{};
   KronHalfParams half_params{};
+  KronBitsParams bits_params{};
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -95,6 +99,7 @@ KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.

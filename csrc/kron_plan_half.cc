@@ -30,16 +30,16 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
     in *= static_cast<double>(size.in);
     out *= static_cast<double>(size.out);
   }
-  const int size = most <= 32 ? 32 : 64, units = cube ? kHalfCubeUnits : half_units(size), warps = half_warps(size);
+  const int size = most <= 32 ? 32 : 64, units = cube ? kHalfCubeUnits : half_units(size);
   // Of up to 16, zeros would be most of the work.
   if (most <= 16 || most > (cube ? 32 : 64) || sizes.back().in % 8 != 0 || sizes.back().out % 8 != 0 ||
       16 * units > device.shared_bytes)
     return group;
-  const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors), samples = cube ? 1 : warps;
+  const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors), samples = cube ? 1 : half_samples(size);
   group.half_params.rows = problem.rows;
   group.half_params.by_units = kron_divisor(sizes.back().in / 8);
   group.tuned = static_cast<KronKernel>((problem.dtype == kBFloat16 ? kKronBFloat32 : kKronHalf32) + (cube ? 2 : size / 64));
-  group.shape = {static_cast<unsigned>(blocks), 32u * warps, 1, 1, static_cast<unsigned>(16 * units)};
+  group.shape = {static_cast<unsigned>(blocks), 32u * kHalfWarps, 1, 1, static_cast<unsigned>(16 * units)};
 
   group.bytes = 2.0 * problem.rows * (in + out);
   group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
@@ -47,7 +47,7 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
   const double products = size * size / 128.0 * (size / 16.0) * (cube ? 5 * 32 : 3);
   const double memory = 2 * (in + out) / kBytes, compute = products * kMma;
   const double together = static_cast<double>(std::min(samples, ceil_div(problem.rows, blocks)));
-  const double alone = cube ? kCubeRound + kAlone * products / warps : kAlone * products;
+  const double alone = cube ? kCubeRound + kAlone * products / kHalfWarps : kAlone * products;
   const double round = alone + together * (std::max(compute, memory) + kHidden * std::min(compute, memory));
   group.nanoseconds =
       1e3 * ((cube || size == 64 ? kLargeStart : kStart) + round * static_cast<double>(ceil_div(problem.rows, blocks * samples)));

@@ -51,11 +51,14 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const s
   };
   for (int i = 0; i < p.stages; ++i)
     for (int j = 0; j < 2; ++j) p.stage[i].weight[j] = reserve(1 << 2 * p.stage[i].log_size);
-  int factor_elements = 0, weight_elements = 0;
-  for (const KronSize& size : problem.sizes) factor_elements += static_cast<int>(size.out * size.in);
+  int weight_elements = 0;
+  for (int j = 0; j < group.count; ++j) {
+    p.factors[j].raw = p.raw_count;
+    p.raw_count += static_cast<int>(problem.sizes[j].out * problem.sizes[j].in);
+  }
   for (int i = 0; i < p.stages; ++i)
     for (int j = 0; j < 1 + p.stage[i].pair; ++j) weight_elements += p.stage[i].count[j] << 2 * p.stage[i].log_size;
-  p.raw = reserve(factor_elements);
+  p.raw = reserve(p.raw_count);
   p.state = reserve(tile_size.shared);
   const int bytes = 16 * at, threads = std::min(256, std::max(32, p.items));
   if (bytes > device.shared_bytes || p.rows < p.samples) return group;

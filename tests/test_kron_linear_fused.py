@@ -117,6 +117,43 @@ def test_small_factors_with_a_bias(rows, sizes):
 
 
 @gpu
+@pytest.mark.parametrize("rows", [1, 3, 700])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "sizes",
+    [[2] * n for n in range(2, 11)]
+    + [
+        [4],
+        [8],
+        [16],
+        [4] * 2,
+        [4] * 5,
+        [8] * 2,
+        [8] * 3,
+        [16] * 2,
+        [16, 16, 4],
+        [2, 8, 8, 4],
+        [4, 2, 16, 2],
+        [8, 4, 2],
+    ],
+)
+def test_powers_of_two_with_up_to_1024_elements_a_sample(sizes, dtype, rows):
+    columns = math.prod(sizes)
+    x, factors = (
+        random((rows, 2 * columns), dtype)[:, :columns],
+        [w.mT for w in factors_of([(n, n) for n in sizes], dtype)],
+    )
+    bias = random((columns + 1,), dtype, seed=8)[1:]
+    from cuops._kron_linear_gemm import chain_of_matmuls
+
+    for given in (None, bias):
+        wide = chain_of_matmuls(x.double(), [w.double() for w in factors], None if given is None else given.double())
+        # Roundings of products and sums, in the dtype of the sums, and one at the end.
+        sums = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+        assert distance(cuops.kron_linear(x, factors, given), wide) < 2 * sum(sizes) * sums + torch.finfo(dtype).eps
+
+
+@gpu
 @pytest.mark.parametrize("rows", [1, 3, 33, 150, 700])
 @pytest.mark.parametrize("sizes", SIZES + OF_FLOAT32)
 def test_any_batch_with_a_bias(rows, sizes):
@@ -271,6 +308,13 @@ def measured_microseconds(call):
         (1024, [8] * 5, torch.float32),
         (4096, [64] * 2, torch.float32),
         (8192, [2] * 3, torch.float32),
+        (1024, [2] * 10, torch.float32),
+        (16384, [2] * 10, torch.bfloat16),
+        (64, [2] * 8, torch.float64),
+        (8192, [4] * 2, torch.float32),
+        (8192, [8] * 3, torch.float32),
+        (1024, [4] * 5, torch.bfloat16),
+        (16384, [16] * 2, torch.bfloat16),
         (8192, [16] * 2, torch.float32),
         (4096, [16] * 3, torch.float32),
         (8192, [8] * 4, torch.bfloat16),

@@ -1,5 +1,5 @@
-// What the kernels of kron_linear_half.cu are made of: factors in shared memory in the order of the tensor cores' operands, and
-// W1 X W2^T for a matrix X of 16 bits, by one warp and in its registers.
+// What the kernels of kron_linear_half.cu are made of: factors in shared memory in the order of the tensor cores' operands, and 32
+// columns of W1 X W2^T for a matrix X of 16 bits, by one warp and in its registers.
 #pragma once
 
 #include "kron_tile.cuh"
@@ -71,27 +71,37 @@ __device__ inline float take_power_of_two(int& exponent) {
 // Matrices of up to kSize rows and columns. Positions in shared memory count 16 bytes.
 template <class T, int kSize>
 struct Chain {
-  static constexpr int kTiles = kSize / 16, kUnits = kSize / 8;
+  static constexpr int kTiles = kSize / 16, kUnits = kSize / 8, kWarps = kSize / 32;  // that share a matrix
   static constexpr int kFirst = kSize * kUnits * 2, kLast = kSize * kUnits, kMatrix = kSize * kUnits;
-  float y[kTiles][kUnits][4];
+  float y[kTiles][4][4];
+
+  // Waits for the warps that share a matrix.
+  __device__ static void sync(int warp) {
+    if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else {
+      sync_warps(1 + warp / kWarps, kWarps);
+    }
+  }
 
   // Where 8 neighbours of X are: those that 8 lanes read at a time are in different banks.
   __device__ static int unit(int row, int u) { return row * kUnits + (kSize == 64 ? u ^ row % 2 * 4 : u); }
 
-  // Starts to copy a matrix, of units of 8 neighbours.
+  // Starts to copy a matrix, of units of 8 neighbours, by all warps that share it.
   __device__ static void copy(int to, const T* from, int units, KronDivisor by_units) {
 #pragma unroll 4
-    for (int i = threadIdx.x % 32; i < units; i += 32) {
+    for (int i = threadIdx.x % (32 * kWarps); i < units; i += 32 * kWarps) {
       const int row = divide(i, by_units);
       copy_or_zero(shared_at<char>(to + unit(row, i - row * static_cast<int>(by_units.divisor))), from + i * 8, true);
     }
   }
 
-  // The last factor's rows are dealt out so that a lane has 8 neighbouring results, and its columns so that it has 8 of X.
+  // The last factor's rows, 32 a warp, are dealt out so that a lane has 8 neighbouring results, and its columns so that it has 8 of
+  // X.
   template <class Part>
   __device__ static void store_last(int to, const Part& part, float scale) {
     part.each(scale, [&](int row, int k, float a, float b) {
-      const int r = kSize == 64 ? row % 32 / 8 * 2 + row / 32 : row / 4, tile = row % kUnits / 2, step = k / 32 * 2 + k % 8 / 4;
+      const int r = row % 32 / 4, tile = row / 32 * 2 + row % 4 / 2, step = k / 32 * 2 + k % 8 / 4;
       const Pack<T, 2> two = {convert<T>(a), convert<T>(b)};
       shared_at<Pack<T, 2>>(to)[((tile * kTiles + step) * 32 + r * 4 + k % 32 / 8) * 4 + row % 2 + k % 4] = two;
     });
@@ -105,23 +115,24 @@ struct Chain {
     });
   }
 
-  // `scale`: of W2 X^T.
-  __device__ __forceinline__ void multiply(int first_at, int last_at, int x_at, float scale) {
+  // The results of warp `part` of those that share the matrix. `scale`: of W2 X^T.
+  __device__ __forceinline__ void multiply(int first_at, int last_at, int x_at, float scale, int part = 0) {
     const int lane = threadIdx.x % 32;
     const uint4* const x = shared_at<uint4>(x_at);
-    const uint4 *const first = shared_at<uint4>(first_at) + lane, *const last = shared_at<uint4>(last_at) + lane;
+    const uint4* const first = shared_at<uint4>(first_at) + lane;
+    const uint4* const last = shared_at<uint4>(last_at) + part * 2 * kTiles * 32 + lane;
 #pragma unroll
-    for (int i = 0; i < kTiles * kUnits * 4; ++i) y[i / 4 / kUnits][i / 4 % kUnits][i % 4] = 0;
+    for (int i = 0; i < kTiles * 16; ++i) y[i / 16][i / 4 % 4][i % 4] = 0;
 #pragma unroll 1
     for (int c = 0; c < kTiles; ++c) {
-      float t[kTiles][2][4] = {};  // W2 X^T for 16 rows of X: the next product's second operand, as it lies in registers
+      float t[2][2][4] = {};  // W2 X^T for 16 rows of X: the next product's second operand, as it lies in registers
 #pragma unroll
       for (int s = 0; s < kTiles; s += 2) {
         Pack<unsigned, 4> b[2];
 #pragma unroll
         for (int n = 0; n < 2; ++n) b[n] = load_pack<unsigned, 4>(x + unit(c * 16 + n * 8 + lane / 4, s * 2 + lane % 4));
 #pragma unroll
-        for (int m = 0; m < 2 * kTiles; ++m) {
+        for (int m = 0; m < 4; ++m) {
           const auto a = load_pack<unsigned, 4>(last + (m / 2 * kTiles + s + m % 2) * 32);
 #pragma unroll
           for (int n = 0; n < 2; ++n) mma<T>(t[m / 2][n], a.at, b[n].at[m % 2 * 2], b[n].at[m % 2 * 2 + 1]);
@@ -129,32 +140,29 @@ struct Chain {
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        unsigned b[kUnits][2];
+        unsigned b[4][2];
 #pragma unroll
-        for (int i = 0; i < 2 * kUnits; ++i) b[i / 2][i % 2] = __float_as_uint(near_tf32(t[i / 4][n][i % 4] * scale));
+        for (int i = 0; i < 8; ++i) b[i / 2][i % 2] = __float_as_uint(near_tf32(t[i / 4][n][i % 4] * scale));
 #pragma unroll
         for (int u = 0; u < kTiles; ++u) {
           const auto a = load_pack<unsigned, 4>(first + ((c * 2 + n) * kTiles + u) * 32);
 #pragma unroll
-          for (int m = 0; m < kUnits; ++m) mma_tf32(y[u][m], a.at, b[m][0], b[m][1]);
+          for (int m = 0; m < 4; ++m) mma_tf32(y[u][m], a.at, b[m][0], b[m][1]);
         }
       }
     }
   }
 
-  // Calls put(row, column, neighbours) for what a lane has of Y.
+  // Calls put(row, column, neighbours) for what a lane has of Y's columns of this warp.
   template <class Put>
   __device__ __forceinline__ void each(const Put& put) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int row = 0; row < 2 * kTiles; ++row) {
+      Pack<float, 8> v;
 #pragma unroll
-      for (int i = 0; i < kSize / 32; ++i) {
-        Pack<float, 8> v;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v.at[e] = y[row / 2][(i * 8 + e) % kUnits][row % 2 * 2 + (i * 8 + e) / kUnits];
-        put(row * 8 + lane / 4, i * 32 + lane % 4 * 8, v);
-      }
+      for (int e = 0; e < 8; ++e) v.at[e] = y[row / 2][e % 4][row % 2 * 2 + e / 4];
+      put(row * 8 + lane / 4, lane % 4 * 8, v);
     }
   }
 };
