@@ -12,6 +12,7 @@ constexpr double kBytes = 28.5;                                  // a nanosecond
 constexpr double kTwos = 5, kTwosF64 = 2;                        // elements a nanosecond of a multiprocessor
 constexpr double kProducts = 190, kProductsF64 = 75;             // likewise
 constexpr double kMove = 14;  // products that take as long as an element's way through shared memory
+constexpr double kLarge = 2;  // the time that one for a factor of 16 takes, in those of others
 
 }  // namespace
 
@@ -57,11 +58,11 @@ KronGroup plan_bits(const KronProblem& problem, const KronDevice& device) {
   group.shape = {static_cast<unsigned>(ceil_div(tiles, warps)), static_cast<unsigned>(32 * (twos ? warps : kBitsWarps))};
   group.bytes = 2.0 * static_cast<double>(elements) * size_of(problem.dtype);
   group.operations = 2.0 * static_cast<double>(elements) * products;
-  double start = kStart;
+  double start = kStart, work = kMove * (p.passes + 1);
+  for (const KronSize& size : problem.sizes) work += static_cast<double>(size.in) * (size.in == 16 ? kLarge : 1);
   for (int i = 0; !twos && i < p.passes; ++i) start += p.pass[i].log == 4 ? kLargePass : kPass;
   const double compute =
-      static_cast<double>(elements) *
-      (twos ? 1 / (is_double ? kTwosF64 : kTwos) : (products + kMove * (p.passes + 1)) / (is_double ? kProductsF64 : kProducts));
+      static_cast<double>(elements) * (twos ? 1 / (is_double ? kTwosF64 : kTwos) : work / (is_double ? kProductsF64 : kProducts));
   group.nanoseconds = start + std::max(group.bytes / kBytes, compute) / device.multiprocessors;
   group.fused = true;
   return group;

@@ -317,6 +317,7 @@ def measured_microseconds(call):
         (16384, [16] * 2, torch.bfloat16),
         (8192, [16] * 2, torch.float32),
         (4096, [16] * 3, torch.float32),
+        (1024, [16] * 4, torch.float32),
         (8192, [8] * 4, torch.bfloat16),
         (8192, [32] * 2, torch.bfloat16),
         (128, [32] * 2, torch.bfloat16),
