@@ -8,25 +8,25 @@
 
 namespace cuops {
 
-constexpr int kBits = 10, kOwn = 1 << kBits / 2;  // elements of a thread
+constexpr int kBits = 10, kHeld = 1 << kBits / 2;  // elements of a thread
 
 // Where an element waits in shared memory: any five neighbouring bits tell banks apart.
 __device__ constexpr int place_of(int element) { return element ^ element >> 5; }
 
 // Multiplies by a factor of 2^kLog rows and columns, for which bits kAt and later of a number in v are.
 template <int kLog, int kAt, class Acc>
-__device__ __forceinline__ void apply(const Acc* factor, Acc (&v)[kOwn]) {
+__device__ __forceinline__ void apply(const Acc* factor, Acc (&v)[kHeld]) {
   constexpr int kSize = 1 << kLog, kStep = 1 << kAt, kTogether = kSize < 4 ? kSize : 4;
-  Acc in[kOwn];
+  Acc in[kHeld];
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) in[i] = v[i];
+  for (int i = 0; i < kHeld; ++i) in[i] = v[i];
 #pragma unroll
   for (int row = 0; row < kSize; ++row) {
 #pragma unroll
     for (int begin = 0; begin < kSize; begin += kTogether) {
       const auto w = load_pack<Acc, kTogether>(factor + row * kSize + begin);
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kHeld; ++i) {
         if (i / kStep % kSize != row) continue;
         const int first = i - row * kStep;
 #pragma unroll
@@ -117,9 +117,9 @@ __device__ void kron_bits(const KronBitsParams& p) {
       for (int b = 0; b < 5; ++b) place ^= number >> b & 1 ? bits[b] : 0;
       return mine + place;
     };
-    Acc v[kOwn];
+    Acc v[kHeld];
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) v[k] = *at(k);
+    for (int k = 0; k < kHeld; ++k) v[k] = *at(k);
     if (pass.log == 1) {
       apply<1, 0>(factor, v);
       if (pass.count > 1) apply<1, 1>(factor - 4, v);
@@ -135,7 +135,7 @@ __device__ void kron_bits(const KronBitsParams& p) {
       apply<4, 0>(factor, v);
     }
 #pragma unroll
-    for (int k = 0; k < kOwn; ++k) *at(k) = v[k];
+    for (int k = 0; k < kHeld; ++k) *at(k) = v[k];
     __syncwarp();
   }
 
