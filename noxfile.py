@@ -19,6 +19,7 @@ nox.options.reuse_venv = "yes"
 
 DIST = Path("dist")
 TESTED_ROW = "cu121"  # of cuda.toml, where one backend is enough
+WORKERS = ("-n", str(len(os.sched_getaffinity(0))))  # of pytest
 
 
 TRAIN = {"PYTHONPATH": "build_backend"}
@@ -77,9 +78,8 @@ def tests(session: nox.Session) -> None:
     if torch := os.environ.get("TORCH"):  # an older one that is still supported
         session.install(f"torch=={torch}")
     toolchain = wheelhouse.toolchain(session, TESTED_ROW)
-    workers = ("-n", str(len(os.sched_getaffinity(0))))
     paths = (f"--wheels={folder}", f"--toolchain={toolchain}")
-    session.run("pytest", *workers, "-m", "not gpu", *paths, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("pytest", *WORKERS, "-m", "not gpu", *paths, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
@@ -92,7 +92,7 @@ def wheels(session: nox.Session) -> None:
         build = wheelhouse.build_in_manylinux if options.cibuildwheel else wheelhouse.build
         built = build(session, options.rows or list(wheelhouse.CUDA), DIST, options.machine)
     session.install("-q", *group("contract"))
-    session.run("pytest", "tests/test_wheels.py", f"--wheels={DIST}")
+    session.run("pytest", *WORKERS, "tests/test_wheels.py", f"--wheels={DIST}")
     for wheel in built:
         session.log(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB")
 

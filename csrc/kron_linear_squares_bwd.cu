@@ -187,9 +187,7 @@ __device__ void squares(const KronSquaresParams& p) {
 KRON_SQUARES(16_f32, float, 16, 16, 2, false, 1)
 KRON_SQUARES(32_f32, float, 32, 8, 2, false, 1)
 KRON_SQUARES(64_f32, float, 64, 2, 2, false, 1)
-#if __CUDA_ARCH__ == 900
 KRON_SQUARES(128_f32, float, 128, 1, 1, true, 1)
-#endif
 KRON_SQUARES(16_f16, __half, 16, 24, 2, false, 1)
 KRON_SQUARES(32_f16, __half, 32, 8, 2, false, 1)
 KRON_SQUARES(64_f16, __half, 64, 4, 2, false, 1)

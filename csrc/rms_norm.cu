@@ -206,7 +206,7 @@ RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
 RMS_NORM_FWD(f64, double, wide, 8, false, false, true, 256, 2)
-#if __CUDA_ARCH__ == 900  // where it is known to be faster, most for 16 bits
+#if CUOPS_TUNED == 90  // where it is known to be faster, most for 16 bits
 RMS_NORM_FWD(f16, __half, late, 8, false, false, false, 512, 2)
 RMS_NORM_FWD(bf16, __nv_bfloat16, late, 8, false, false, false, 512, 2)
 #endif

@@ -250,7 +250,7 @@ RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
 RMS_NORM_BWD(f16, __half, held_long, 4, false, false, 384, 1)
 RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 4, false, false, 384, 1)
-#if __CUDA_ARCH__ == 900  // others have two passes for these: each instance costs half a second of every build
+#if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
 #define RMS_NORM_BWD_PHASED(name, T)                         \
   RMS_NORM_BWD(name, T, held_phased, 2, false, true, 640, 1) \
   RMS_NORM_BWD(name, T, wide_phased, 4, true, true, 384, 1)

@@ -19,6 +19,7 @@ from .nvrtc import BuildError
 GLIBC = "2.17"  # manylinux_2_17: every Linux that a CUDA driver runs on
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", *WARNINGS)
+PRECOMPILED = Path("host", "precompiled.h")
 LINK = (
     *("-shared", "-s", "-O2", "-Wl,--gc-sections", "-Wl,-soname,libcuops.so", "-Wl,--build-id=none"),
     *("-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"),
@@ -85,17 +86,23 @@ def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
             f"-I{csrc}",
             f"-I{ffi / 'include'}",
         )
+        compiler = ("c++", *_target(machine), *FLAGS, *paths)
+        inputs = (*_versions(), *_target(machine), *FLAGS)
+        sources = sorted(csrc.glob("*.cc")) + sorted(csrc.glob("host/*.cc"))
+        names = {source: cache.key(*inputs, files=[source, *headers], root=csrc) for source in sources}
+        stored = {source: cache.load(name) for source, name in names.items()}
+        if None in stored.values():
+            _zig(*compiler, "-x", "c++-header", str(csrc / PRECOMPILED), "-o", "headers.pch", cwd=scratch)
 
         def compile_one(source: Path) -> tuple[str, bytes]:
-            name = cache.key(*_versions(), *_target(machine), *FLAGS, files=[source, *headers], root=csrc)
-            product = cache.load(name)
+            product, file = stored[source], f"{names[source]}.o"
             if product is None:
-                _zig("c++", *_target(machine), *FLAGS, *paths, "-c", str(source), "-o", f"{name}.o", cwd=scratch)
-                product = (scratch / f"{name}.o").read_bytes()
-                cache.store(name, product)
-            return f"{name}.o", product
+                _zig(*compiler, "-include-pch", "headers.pch", "-c", str(source), "-o", file, cwd=scratch)
+                product = (scratch / file).read_bytes()
+                cache.store(names[source], product)
+            return file, product
 
-        return dict(pool.map(compile_one, sorted(csrc.glob("*.cc")) + sorted(csrc.glob("host/*.cc"))))
+        return dict(pool.map(compile_one, sources))
 
 
 def link_library(objects: dict[str, bytes], images: bytes, machine: str) -> bytes:

@@ -1,10 +1,13 @@
-"""CUDA sources to device images, by the NVRTC of PyPI's wheels: no CUDA toolkit, no GPU."""
+"""CUDA sources to device images, by the NVRTC and ptxas of PyPI's wheels: no CUDA toolkit, no GPU."""
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import itertools
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +18,12 @@ from . import cache
 from .table import Cuda
 
 OPTIONS = ("-std=c++17", "-default-device")
+STEPS = (
+    80,
+    86,
+    90,
+    110,
+)  # csrc/ has other code from these architectures on, as CUOPS_TUNED and tests of __CUDA_ARCH__ say
 
 
 class BuildError(RuntimeError):
@@ -64,56 +73,83 @@ def _sources(source: Path, root: Path) -> list[Path]:
     return found
 
 
-def _compile(
-    library: Path, builtins: Path, source: str, name: str, options: tuple[str, ...], forms: tuple[str, ...]
-) -> list[bytes]:
-    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
-    nvrtc = ctypes.CDLL(str(library))
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+def families(cuda: Cuda) -> list[list[int]]:
+    """The architectures that have the same code: the PTX of the first serves all. The one of the PTX image is alone."""
+    families = itertools.groupby(cuda.architectures, lambda a: (bisect.bisect(STEPS, a), a == cuda.ptx))
+    return [list(members) for _, members in families]
 
-    def fetch(what: str) -> bytes:
-        getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(size.value)
-        getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-        return buffer.raw
 
-    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
-    if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
-        raise BuildError(f"{name} does not compile with {' '.join(options)}:\n{fetch('ProgramLog').decode()}")
-    return [fetch(form).rstrip(b"\0") if form == "PTX" else fetch(form) for form in forms]
+@dataclass(frozen=True)
+class _Toolchain:
+    nvrtc: Path
+    builtins: Path
+    ptxas: Path
+    include: Path
+
+    def ptx(self, source: str, name: str, options: tuple[str, ...]) -> bytes:
+        ctypes.CDLL(str(self.builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
+        nvrtc = ctypes.CDLL(str(self.nvrtc))
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+
+        def fetch(what: str) -> bytes:
+            getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+            buffer = ctypes.create_string_buffer(size.value)
+            getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+            return buffer.raw.rstrip(b"\0")
+
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
+            raise BuildError(f"{name} does not compile with {' '.join(options)}:\n{fetch('ProgramLog').decode()}")
+        return fetch("PTX")
+
+    def cubin(self, ptx: bytes, name: str, capability: int) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "ptx").write_bytes(ptx)
+            command = (str(self.ptxas), f"--gpu-name=sm_{capability}", "ptx", "-o", "cubin")
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise BuildError(f"{name} does not assemble for sm_{capability}:\n{done.stdout}{done.stderr}")
+            return Path(folder, "cubin").read_bytes()
+
+    def compile(self, source: Path, options: tuple[str, ...], targets: list[tuple[int, bool]]) -> list[bytes]:
+        """Machine code for each target, or the PTX itself."""
+        ptx = self.ptx(source.read_text(), source.name, options)
+        return [ptx if is_ptx else self.cubin(ptx, source.name, capability) for capability, is_ptx in targets]
 
 
 def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     """Every operator of `csrc` for every architecture of `cuda`, in a fixed order, on `jobs` cores."""
     csrc = csrc.resolve()
     files = _wheel_files(cuda)
-    library = next(path for name, path in files.items() if name.startswith("libnvrtc.so"))
-    builtins = next(path for name, path in files.items() if name.startswith("libnvrtc-builtins.so"))
-    include = files["cuda_fp16.h"].parent
+    library, builtins = (
+        next(path for name, path in files.items() if name.startswith(start))
+        for start in ("libnvrtc.so", "libnvrtc-builtins.so")
+    )
+    tools = _Toolchain(library, builtins, files["ptxas"], files["cuda_fp16.h"].parent)
     # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
     with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
         # Newer architectures take longest: they start first, so that no core waits for them at the end.
-        for source, capability in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), cuda.architectures))):
-            options = (*OPTIONS, f"--gpu-architecture=sm_{capability}")
-            forms = ("CUBIN", "PTX") if capability == cuda.ptx else ("CUBIN",)
+        for source, family in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), families(cuda)))):
+            options = (*OPTIONS, f"--gpu-architecture=compute_{family[0]}")
+            targets = [(capability, False) for capability in family]
+            if cuda.ptx in family:
+                targets.append((cuda.ptx, True))
             inputs = _sources(source, csrc)
-            names = [cache.key(*cuda.wheels, *options, form, files=inputs, root=csrc) for form in forms]
+            names = [cache.key(*cuda.wheels, *options, str(t), files=inputs, root=csrc) for t in targets]
             stored = [cache.load(name) for name in names]
             compilation = None
             if None in stored:
-                arguments = (*options, f"-I{csrc}", f"-I{include}")
-                compilation = pool.apply_async(
-                    _compile, (library, builtins, source.read_text(), source.name, arguments, forms)
-                )
-            pending.append((source.stem, capability, forms, names, stored, compilation))
-        for op, capability, forms, names, stored, compilation in reversed(pending):
+                arguments = (*options, f"-I{csrc}", f"-I{tools.include}")
+                compilation = pool.apply_async(tools.compile, (source, arguments, targets))
+            pending.append((source.stem, targets, names, stored, compilation))
+        for op, targets, names, stored, compilation in reversed(pending):
             products = compilation.get() if compilation else [product for product in stored if product is not None]
-            for form, name, product in zip(forms, names, products, strict=True):
+            for (capability, is_ptx), name, product in zip(targets, names, products, strict=True):
                 if compilation:
                     cache.store(name, product)
-                yield Image(op, capability, form == "PTX", int(cuda.cuda.replace(".", "")), product)
+                yield Image(op, capability, is_ptx, int(cuda.cuda.replace(".", "")), product)
 
 
 def pack(images: Iterable[Image]) -> bytes:
