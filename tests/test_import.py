@@ -26,14 +26,16 @@ def test_core_alone_computes_on_the_cpu(tmp_path: Path, core_wheel: Path, withou
 
 
 def test_import_without_torch_takes_under_60_ms(tmp_path: Path, core_wheel: Path):
+    """Where the standard library's asyncio takes 30 ms; twice as long as that, where the machine is slower, or busy."""
     installation = Installation(tmp_path, ("torch",))
     installation.add(core_wheel)
     installation.run("import cuops")  # compiles its modules
-    took = []
+    took: dict[str, list[float]] = {"cuops": [], "asyncio": []}
     for _ in range(7):  # the best of several: other work on this machine only adds
-        report = installation.run("import cuops", "-X", "importtime").stderr
-        took.append(int(re.search(r"\|\s+(\d+) \| cuops$", report, re.MULTILINE)[1]) / 1000)
-    assert min(took) < 60, took
+        for module, times in took.items():
+            report = installation.run(f"import {module}", "-X", "importtime").stderr
+            times.append(int(re.search(rf"\|\s+(\d+) \| {module}$", report, re.MULTILINE)[1]) / 1000)
+    assert min(took["cuops"]) < max(60, 2 * min(took["asyncio"])), took
 
 
 def test_import_without_torch_leaves_numpy_alone(tmp_path: Path, core_wheel: Path):
