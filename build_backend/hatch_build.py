@@ -6,6 +6,7 @@ import os
 import platform
 import pprint
 import tempfile
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ class Contents(BuildHookInterface):
         root = Path(self.root)
         machine = os.environ.get("CUOPS_BUILD_MACHINE") or platform.machine()
         jobs = int(os.environ.get("CUOPS_BUILD_JOBS") or len(os.sched_getaffinity(0)))
-        with host.runtime_beside(machine):
-            objects = host.compile_objects(root / "csrc", machine, jobs)
-            images = pack(compile_images(cuda, root / "csrc", jobs))
+        runtime = Process(target=host.compile_runtime, args=(machine,))  # beside the rest, for the link to find
+        runtime.start()
+        objects = host.compile_objects(root / "csrc", machine, jobs)
+        images = pack(compile_images(cuda, root / "csrc", jobs))
+        runtime.join()
         library = host.link_library(objects, images, machine)
         facts = {
             "name": cuda.name,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -22,8 +20,9 @@ FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-sanit
 PRECOMPILED = Path("host", "precompiled.h")
 LINK = (
     *("-shared", "-s", "-O2", "-Wl,--gc-sections", "-Wl,-soname,libcuops.so", "-Wl,--build-id=none"),
-    *("-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"),
+    *("-nostdlib++", "-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"),
 )
+RUNTIME = ("libc++.a", "libc++abi.a", "libunwind.a")
 # tvm-ffi's library is there when ours is loaded; a stand-in with its soname serves every machine when linking.
 STAND_IN = ("-shared", "-nostdlib", "empty.c", "-Wl,-soname,libtvm_ffi.so", "-o", "libtvm_ffi.so")
 
@@ -37,40 +36,39 @@ cuops_images: .incbin "images.bin"
 """
 
 
-@contextlib.contextmanager
-def _zig_beside(*arguments: str, cwd: Path) -> Iterator[None]:
-    zig_cache = str(cache.directory() / "zig")
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
+def _zig(*arguments: str, cwd: Path, products: Path | None = None) -> None:
+    """Runs zig, which keeps what it makes in the folder `products`."""
+    kept = str(products or cache.directory() / "zig")
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": kept, "ZIG_LOCAL_CACHE_DIR": kept}
     command = [sys.executable, "-m", "ziglang", *arguments]
-    with tempfile.TemporaryFile("w+") as said:
-        with subprocess.Popen(command, cwd=cwd, env=environment, stdout=said, stderr=said) as process:
-            yield
-        if process.returncode:
-            said.seek(0)
-            raise BuildError(f"{' '.join(command)} failed:\n{said.read()}")
-
-
-def _zig(*arguments: str, cwd: Path) -> None:
-    with _zig_beside(*arguments, cwd=cwd):
-        pass
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def _target(machine: str) -> tuple[str, str]:
     return "-target", f"{machine}-linux-gnu.{GLIBC}"
 
 
-@contextlib.contextmanager
-def runtime_beside(machine: str) -> Iterator[None]:
-    """Lets zig compile its C++ runtime, which keeps one core busy for a minute once, beside what is done meanwhile."""
-    link = ("-shared", "-s", "-O2", "empty.cc", "-o", "empty.so")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "empty.cc").write_text("")
-        with _zig_beside("c++", *_target(machine), *link, cwd=Path(folder)):
-            yield
-
-
 def _versions() -> tuple[str, ...]:
     return tuple(f"{name} {metadata.version(name)}" for name in ("ziglang", "apache-tvm-ffi"))
+
+
+def compile_runtime(machine: str) -> dict[str, bytes]:
+    """zig's C++ runtime, which it would compile, a minute long on one core, for each folder that it is installed in."""
+    names = {file: cache.key(*_versions(), *_target(machine), file) for file in RUNTIME}
+    with cache.one_builder("runtime"), tempfile.TemporaryDirectory() as folder:
+        stored = {file: product for file, name in names.items() if (product := cache.load(name)) is not None}
+        if len(stored) == len(names):
+            return stored
+        scratch = Path(folder)
+        (scratch / "empty.cc").write_text("")
+        link = ("-shared", "-s", "-O2", "empty.cc", "-o", "empty.so")
+        _zig("c++", *_target(machine), *link, cwd=scratch, products=scratch / "products")
+        made = {file: next(scratch.glob(f"products/o/*/{file}")).read_bytes() for file in RUNTIME}
+        for file, product in made.items():
+            cache.store(names[file], product)
+        return made
 
 
 def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
@@ -80,9 +78,9 @@ def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
     headers = sorted(csrc.rglob("*.h"))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool, cache.one_builder("host"):
         scratch = Path(folder)
-        names = {csrc: "csrc", ffi: "tvm_ffi", scratch: "."}  # so that no folder of this machine gets into the library
+        places = {csrc: "csrc", ffi: "tvm_ffi", scratch: "."}  # so that no folder of this machine gets into the library
         paths = (
-            *(f"-ffile-prefix-map={path}={name}" for path, name in names.items()),
+            *(f"-ffile-prefix-map={path}={name}" for path, name in places.items()),
             f"-I{csrc}",
             f"-I{ffi / 'include'}",
         )
@@ -106,17 +104,18 @@ def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
 
 
 def link_library(objects: dict[str, bytes], images: bytes, machine: str) -> bytes:
-    """libcuops.so of the host's objects, the packed device `images` in their own section."""
+    """libcuops.so of the host's objects and zig's runtime, the packed device `images` in their own section."""
     name = cache.key(*_versions(), *_target(machine), *LINK, *objects, hashlib.sha256(images).hexdigest())
     library = cache.load(name)
     if library is None:
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)
-            files = {**objects, "images.bin": images, "images.S": IMAGES_SOURCE.encode(), "empty.c": b""}
+            sources = {"images.bin": images, "images.S": IMAGES_SOURCE.encode(), "empty.c": b""}
+            files = {**objects, **sources, **compile_runtime(machine)}
             for file, content in files.items():
                 (scratch / file).write_bytes(content)
             _zig("cc", *_target(machine), *STAND_IN, cwd=scratch)
-            _zig("c++", *_target(machine), *objects, "images.S", *LINK, "-o", "libcuops.so", cwd=scratch)
+            _zig("cc", *_target(machine), *objects, "images.S", *RUNTIME, *LINK, "-o", "libcuops.so", cwd=scratch)
             library = (scratch / "libcuops.so").read_bytes()
         cache.store(name, library)
     return library

@@ -86,9 +86,12 @@ class _Toolchain:
     ptxas: Path
     include: Path
 
-    def ptx(self, source: str, name: str, options: tuple[str, ...]) -> bytes:
+    def library(self) -> ctypes.CDLL:
         ctypes.CDLL(str(self.builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
-        nvrtc = ctypes.CDLL(str(self.nvrtc))
+        return ctypes.CDLL(str(self.nvrtc))
+
+    def ptx(self, source: str, name: str, options: tuple[str, ...]) -> bytes:
+        nvrtc = self.library()
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
 
         def fetch(what: str) -> bytes:
@@ -127,6 +130,7 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
         for start in ("libnvrtc.so", "libnvrtc-builtins.so")
     )
     tools = _Toolchain(library, builtins, files["ptxas"], files["cuda_fp16.h"].parent)
+    tools.library()  # once, where processes are forked
     # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
     with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
