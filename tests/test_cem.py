@@ -120,6 +120,12 @@ def test_sigma_keeps_its_limits(array):
     assert (on_host(high.sigma) == 0.5).all()
 
 
+def test_repr_of_a_method_tells_problems_and_population(array):
+    shown = repr(CrossEntropyMethod(array([[0.0] * 3] * 2), 1.0, 30, elites=10, maximize=True))
+    for part in ("batch_shape=(2,)", "event_shape=(3,)", "float64", "num_samples=30", "elites=10", "maximize=True"):
+        assert part in shown, shown
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_limits_hold_for_either_covariance(array, covariance):
     method = CrossEntropyMethod(array([0.0] * 4), 1.0, 50, sigma_floor=0.25, covariance=covariance, seed=1)

@@ -49,7 +49,8 @@ def sample_normal(
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used.
         sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
         shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
-        antithetic: samples in pairs, mu + sigma z and mu - sigma z; pair k has the z of sample k of the plain draw.
+        antithetic: samples in pairs, mu + sigma z and mu - sigma z; pair k has the z of sample k of the plain draw. Of
+            an odd number, the last one is without its pair.
         low: the lower bound, a number or an array like mu; None is none.
         high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
         dtype: the result's dtype; by default mu's.

@@ -121,6 +121,12 @@ class CrossEntropyMethod:
         self._asked = 0  # samples of a problem that await their scores
         self._evaluated = 0  # samples of a problem in the last step
 
+    def __repr__(self) -> str:
+        """A line, without waiting for the device."""
+        shown = {"batch_shape": self.batch_shape, "event_shape": self.event_shape, "dtype": self.dtype}
+        shown |= {"num_samples": self.num_samples, "elites": self.num_elites, "maximize": self.maximize}
+        return f"CrossEntropyMethod({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
     def _filter(self, color: float, covariance: str, mu: Any) -> Any:
         _arguments.number("color", color, least=0)
         if color == 0:
