@@ -18,12 +18,8 @@ from . import cache
 from .table import Cuda
 
 OPTIONS = ("-std=c++17", "-default-device")
-STEPS = (
-    80,
-    86,
-    90,
-    110,
-)  # csrc/ has other code from these architectures on, as CUOPS_TUNED and tests of __CUDA_ARCH__ say
+# csrc/ has other code from these architectures on: device/tuned.cuh and tests of __CUDA_ARCH__ ask for no others.
+STEPS = (80, 86, 90, 110)
 
 
 class BuildError(RuntimeError):
@@ -134,7 +130,7 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
     with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
-        # Newer architectures take longest: they start first, so that no core waits for them at the end.
+        # Newer architectures take longest: those of a source start first, so that no core waits for them at the end.
         for source, family in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), families(cuda)))):
             options = (*OPTIONS, f"--gpu-architecture=compute_{family[0]}")
             targets = [(capability, False) for capability in family]
