@@ -55,7 +55,7 @@ def _versions() -> tuple[str, ...]:
 
 
 def compile_runtime(machine: str) -> dict[str, bytes]:
-    """zig's C++ runtime, which it would compile, a minute long on one core, for each folder that it is installed in."""
+    """zig's C++ runtime, kept: zig itself compiles it anew, for a minute, in each folder that it is installed in."""
     names = {file: cache.key(*_versions(), *_target(machine), file) for file in RUNTIME}
     with cache.one_builder("runtime"), tempfile.TemporaryDirectory() as folder:
         stored = {file: product for file, name in names.items() if (product := cache.load(name)) is not None}

@@ -71,22 +71,26 @@ def _sources(source: Path, root: Path) -> list[Path]:
 
 def families(cuda: Cuda) -> list[list[int]]:
     """The architectures that have the same code: the PTX of the first serves all. The one of the PTX image is alone."""
-    families = itertools.groupby(cuda.architectures, lambda a: (bisect.bisect(STEPS, a), a == cuda.ptx))
-    return [list(members) for _, members in families]
+    same = itertools.groupby(cuda.architectures, lambda a: (bisect.bisect(STEPS, a), a == cuda.ptx))
+    return [list(members) for _, members in same]
 
 
 @dataclass(frozen=True)
 class _Toolchain:
+    """Where the tools of one CUDA version are, and what they do."""
+
     nvrtc: Path
     builtins: Path
     ptxas: Path
     include: Path
 
     def library(self) -> ctypes.CDLL:
+        """NVRTC, in this process."""
         ctypes.CDLL(str(self.builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
         return ctypes.CDLL(str(self.nvrtc))
 
     def ptx(self, source: str, name: str, options: tuple[str, ...]) -> bytes:
+        """The PTX of a source, by NVRTC."""
         nvrtc = self.library()
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
 
@@ -103,6 +107,7 @@ class _Toolchain:
         return fetch("PTX")
 
     def cubin(self, ptx: bytes, name: str, capability: int) -> bytes:
+        """Machine code of PTX, by ptxas."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "ptx").write_bytes(ptx)
             command = (str(self.ptxas), f"--gpu-name=sm_{capability}", "ptx", "-o", "cubin")
@@ -121,10 +126,8 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     """Every operator of `csrc` for every architecture of `cuda`, in a fixed order, on `jobs` cores."""
     csrc = csrc.resolve()
     files = _wheel_files(cuda)
-    library, builtins = (
-        next(path for name, path in files.items() if name.startswith(start))
-        for start in ("libnvrtc.so", "libnvrtc-builtins.so")
-    )
+    library = next(path for name, path in files.items() if name.startswith("libnvrtc.so"))
+    builtins = next(path for name, path in files.items() if name.startswith("libnvrtc-builtins.so"))
     tools = _Toolchain(library, builtins, files["ptxas"], files["cuda_fp16.h"].parent)
     tools.library()  # once, where processes are forked
     # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
