@@ -24,11 +24,10 @@ __device__ __forceinline__ void apply(const Acc* factor, Acc (&v)[kHeld]) {
   for (int row = 0; row < kSize; ++row) {
 #pragma unroll
     for (int begin = 0; begin < kSize; begin += kTogether) {
-      const auto w = load_pack<Acc, kTogether>(factor + row * kSize + begin);
+      const auto w = load_anew<kTogether>(factor + row * kSize + begin);
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        if (i / kStep % kSize != row) continue;
-        const int first = i - row * kStep;
+      for (int group = 0; group < kHeld / kSize; ++group) {
+        const int first = group / kStep * kStep * kSize + group % kStep, i = first + row * kStep;
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
           const Acc x = in[first + (begin + j) * kStep];
@@ -159,13 +158,14 @@ __device__ void kron_bits(const KronBitsParams& p) {
 
 }  // namespace cuops
 
-#define KRON_BITS(name, Acc)                                              \
-  extern "C" __global__ void __launch_bounds__(32 * cuops::kBitsWarps)    \
-      kron_bits_##name(const __grid_constant__ cuops::KronBitsParams p) { \
-    cuops::kron_bits<Acc>(p);                                             \
+// kBlocks: that a multiprocessor is to hold; those of float64 would leave too few registers were they more.
+#define KRON_BITS(name, Acc, kBlocks)                                           \
+  extern "C" __global__ void __launch_bounds__(32 * cuops::kBitsWarps, kBlocks) \
+      kron_bits_##name(const __grid_constant__ cuops::KronBitsParams p) {       \
+    cuops::kron_bits<Acc>(p);                                                   \
   }
-KRON_BITS(f64, double)
-KRON_BITS(f32, float)
+KRON_BITS(f64, double, 2)
+KRON_BITS(f32, float, 4)
 #else
 extern "C" __global__ void kron_bits_nowhere() {}
 #endif

@@ -98,13 +98,6 @@ __device__ inline void merge_factors(const KronSmallStage& stage, int which) {
   }
 }
 
-// Loaded again where it is needed again: registers that keep all weights would be too many.
-__device__ inline float4 load_four(const float* from) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(shared_address(from)));
-  return v;
-}
-
 // acc[o][j] = the sum over i of weight[o][i] v[i][j].
 template <int kN, int kFibers, int kOuts>
 __device__ void multiply(const float* weight, const float (&v)[kN][kFibers], float (&acc)[kOuts][kFibers]) {
@@ -112,11 +105,11 @@ __device__ void multiply(const float* weight, const float (&v)[kN][kFibers], flo
   for (int o = 0; o < kOuts; ++o) {
 #pragma unroll
     for (int i = 0; i < kN; i += 4) {
-      const float4 w = load_four(weight + o * kN + i);
+      const auto w = load_anew<4>(weight + o * kN + i);
 #pragma unroll
       for (int j = 0; j < kFibers; ++j) {
-        acc[o][j] = i == 0 ? w.x * v[i][j] : fmaf(w.x, v[i][j], acc[o][j]);
-        acc[o][j] = fmaf(w.w, v[i + 3][j], fmaf(w.z, v[i + 2][j], fmaf(w.y, v[i + 1][j], acc[o][j])));
+        acc[o][j] = i == 0 ? w.at[0] * v[i][j] : fmaf(w.at[0], v[i][j], acc[o][j]);
+        acc[o][j] = fmaf(w.at[3], v[i + 3][j], fmaf(w.at[2], v[i + 2][j], fmaf(w.at[1], v[i + 1][j], acc[o][j])));
       }
     }
   }

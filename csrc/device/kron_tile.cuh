@@ -18,6 +18,30 @@ __device__ inline int divide(int n, KronDivisor by) { return by.divisor == 1 ? n
 
 __device__ inline float power_of_two(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
 
+// Loaded again where it is needed again: registers that keep all weights would be too many.
+template <int kWidth>
+__device__ Pack<float, kWidth> load_anew(const float* shared) {
+  static_assert(kWidth == 2 || kWidth == 4);
+  Pack<float, kWidth> v;
+  if constexpr (kWidth == 2) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.at[0]), "=f"(v.at[1]) : "r"(shared_address(shared)));
+  } else {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.at[0]), "=f"(v.at[1]), "=f"(v.at[2]), "=f"(v.at[3])
+                 : "r"(shared_address(shared)));
+  }
+  return v;
+}
+template <int kWidth>
+__device__ Pack<double, kWidth> load_anew(const double* shared) {
+  Pack<double, kWidth> v;
+#pragma unroll
+  for (int i = 0; i < kWidth; i += 2) {
+    asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(v.at[i]), "=d"(v.at[i + 1]) : "r"(shared_address(shared + i)));
+  }
+  return v;
+}
+
 // Elements whose dtype is known at run time only, in the precision of the sums.
 template <class Acc>
 __device__ Acc load_element(DType dtype, const void* data, long long i) {
