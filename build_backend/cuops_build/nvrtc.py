@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing import Pool
 from pathlib import Path
+from typing import NamedTuple
 
 from . import cache
 from .table import Cuda
@@ -20,6 +21,8 @@ from .table import Cuda
 OPTIONS = ("-std=c++17", "-default-device")
 # csrc/ has other code from these architectures on: device/tuned.cuh and tests of __CUDA_ARCH__ ask for no others.
 STEPS = (80, 86, 90, 110)
+# What 9.0 alone has, no later architecture: sources that ask for it are compiled for 9.0a, from CUDA 12.0 on.
+FEATURES = re.compile(r"\b__CUDA_ARCH_FEAT_SM90_ALL\b")
 
 
 class BuildError(RuntimeError):
@@ -69,10 +72,20 @@ def _sources(source: Path, root: Path) -> list[Path]:
     return found
 
 
-def families(cuda: Cuda) -> list[list[int]]:
-    """The architectures that have the same code: the PTX of the first serves all. The one of the PTX image is alone."""
-    same = itertools.groupby(cuda.architectures, lambda a: (bisect.bisect(STEPS, a), a == cuda.ptx))
-    return [list(members) for _, members in same]
+class Family(NamedTuple):
+    """What one PTX serves."""
+
+    architecture: str  # that it is compiled for
+    targets: list[tuple[int, bool]]  # architectures, and whether as PTX
+
+
+def families(cuda: Cuda, source: str) -> list[Family]:
+    """The targets of a source, those together that have the same code."""
+    alone = (90 if FEATURES.search(source) and cuda.cuda >= "12" else None, False)
+    targets = [(a, False) for a in cuda.architectures] + [(cuda.ptx, True)]
+    same = itertools.groupby(targets, lambda t: (bisect.bisect(STEPS, t[0]), t[0] == cuda.ptx, t == alone))
+    members = [list(group) for _, group in same]
+    return [Family(f"{first[0]}{'a' * (first == alone)}", [first, *others]) for first, *others in members]
 
 
 @dataclass(frozen=True)
@@ -106,20 +119,21 @@ class _Toolchain:
             raise BuildError(f"{name} does not compile with {' '.join(options)}:\n{fetch('ProgramLog').decode()}")
         return fetch("PTX")
 
-    def cubin(self, ptx: bytes, name: str, capability: int) -> bytes:
+    def cubin(self, ptx: bytes, name: str, architecture: str) -> bytes:
         """Machine code of PTX, by ptxas."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "ptx").write_bytes(ptx)
-            command = (str(self.ptxas), f"--gpu-name=sm_{capability}", "ptx", "-o", "cubin")
+            command = (str(self.ptxas), f"--gpu-name=sm_{architecture}", "ptx", "-o", "cubin")
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise BuildError(f"{name} does not assemble for sm_{capability}:\n{done.stdout}{done.stderr}")
+                raise BuildError(f"{name} does not assemble for sm_{architecture}:\n{done.stdout}{done.stderr}")
             return Path(folder, "cubin").read_bytes()
 
-    def compile(self, source: Path, options: tuple[str, ...], targets: list[tuple[int, bool]]) -> list[bytes]:
+    def compile(self, source: Path, options: tuple[str, ...], family: Family) -> list[bytes]:
         """Machine code for each target, or the PTX itself."""
         ptx = self.ptx(source.read_text(), source.name, options)
-        return [ptx if is_ptx else self.cubin(ptx, source.name, capability) for capability, is_ptx in targets]
+        features = "a" * family.architecture.endswith("a")
+        return [ptx if is_ptx else self.cubin(ptx, source.name, f"{a}{features}") for a, is_ptx in family.targets]
 
 
 def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
@@ -134,19 +148,17 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
         # Newer architectures take longest: those of a source start first, so that no core waits for them at the end.
-        for source, family in reversed(list(itertools.product(sorted(csrc.glob("*.cu")), families(cuda)))):
-            options = (*OPTIONS, f"--gpu-architecture=compute_{family[0]}")
-            targets = [(capability, False) for capability in family]
-            if cuda.ptx in family:
-                targets.append((cuda.ptx, True))
+        sources = sorted(csrc.glob("*.cu"))
+        for source, family in reversed([(s, family) for s in sources for family in families(cuda, s.read_text())]):
+            options = (*OPTIONS, f"--gpu-architecture=compute_{family.architecture}")
             inputs = _sources(source, csrc)
-            names = [cache.key(*cuda.wheels, *options, str(t), files=inputs, root=csrc) for t in targets]
+            names = [cache.key(*cuda.wheels, *options, str(t), files=inputs, root=csrc) for t in family.targets]
             stored = [cache.load(name) for name in names]
             compilation = None
             if None in stored:
                 arguments = (*options, f"-I{csrc}", f"-I{tools.include}")
-                compilation = pool.apply_async(tools.compile, (source, arguments, targets))
-            pending.append((source.stem, targets, names, stored, compilation))
+                compilation = pool.apply_async(tools.compile, (source, arguments, family))
+            pending.append((source.stem, family.targets, names, stored, compilation))
         for op, targets, names, stored, compilation in reversed(pending):
             products = compilation.get() if compilation else [product for product in stored if product is not None]
             for (capability, is_ptx), name, product in zip(targets, names, products, strict=True):
