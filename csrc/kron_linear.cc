@@ -39,6 +39,9 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_half", "kron_half_32_bf16"},
                              {"kron_linear_half", "kron_half_64_bf16"},
                              {"kron_linear_half", "kron_half_cube_bf16"},
+                             {"kron_linear_wide", "kron_wide_tf32"},
+                             {"kron_linear_wide", "kron_wide_f16"},
+                             {"kron_linear_wide", "kron_wide_bf16"},
                              {"kron_linear_bits", "kron_bits_f64"},
                              {"kron_linear_bits", "kron_bits_f32"},
                              {"kron_linear_twos", "kron_twos_f64"},
@@ -107,7 +110,8 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const int width = 16 / size_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
-  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
+  problem.linear =
+      has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows) && (problem.rows == 1 || x_rows.stride >= in);
   const KronGroup& group = cached_group(problem, device);
   if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
   const void* bias_data = nullptr;
@@ -138,6 +142,12 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   }
   if (group.tuned >= kKronBitsF64) {
     KronBitsParams p = fill(group.bits_params);
+    return run(tuned_kernel(group.tuned), &p);
+  }
+  if (group.tuned >= kKronWide) {
+    KronWideParams p = fill(KronWideParams{});
+    p.rows = problem.rows;
+    p.matrices = matrices_map(x_rows, dtype, problem.rows, p.factors[0].in, p.factors[1].in, kWideSize / 2);
     return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned >= kKronHalf32) {

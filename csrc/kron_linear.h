@@ -3,6 +3,7 @@
 
 #include "dtype.h"
 #include "rows.h"
+#include "tensor_map.h"
 
 namespace cuops {
 
@@ -184,6 +185,23 @@ struct KronHalfParams {
   KronDivisor by_units;  // of 8 neighbours, in a row of the last axis
 };
 static_assert(sizeof(KronHalfParams) == 264, "host and device must agree on the layout");
+
+// kron_linear_wide.cu: the threads that compute, and a warp that copies; the most rows and columns of a factor; how many halves of
+// samples shared memory has, and its size: W1, of 32 bits, and W2 are there as well.
+constexpr int kWideThreads = 256, kWideSize = 128;
+constexpr int wide_slots(int element_size) { return element_size == 4 ? 3 : 8; }
+constexpr int wide_bytes(int element_size) {
+  return 1024 + kWideSize * kWideSize * (4 + element_size) + wide_slots(element_size) * kWideSize * kWideSize / 2 * element_size;
+}
+
+struct KronWideParams {
+  TensorMap matrices;  // of x
+  Rows x, y;           // of a sample
+  const void* bias;
+  long long rows, bias_lead;
+  KronFactor factors[2];
+};
+static_assert(sizeof(KronWideParams) == 384, "host and device must agree on the layout");
 
 // kron_linear_bits.cu and kron_linear_twos.cu: the most warps of a block, factors, elements of these, and passes.
 constexpr int kBitsWarps = 4, kBitsFactors = 10, kBitsElements = 576, kBitsPasses = 6;

@@ -8,23 +8,6 @@
 
 namespace cuops {
 
-// The exponents that factors are scaled down by, after which sums stay finite. All threads of the block call this.
-template <class T, int kCount>
-__device__ void find_exponents(int (&exponents)[kCount], const int (&own)[kCount]) {
-  int* const maxima = shared_at<int>(0);
-  const int lane = threadIdx.x % 32;
-  if (lane == 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) maxima[i * 32 + threadIdx.x / 32] = own[i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int bits = __reduce_max_sync(~0u, maxima[i * 32 + lane % kHalfWarps]);
-    exponents[i] = min((bits >> 23) - 127, 116) - kHalfTop<T>;
-  }
-}
-
 template <class T, int kSize>
 __device__ void kron_half(const KronHalfParams& p) {
   using C = Chain<T, kSize>;
@@ -48,7 +31,7 @@ __device__ void kron_half(const KronHalfParams& p) {
   first.load(p.factors[0]);
   last.load(p.factors[1]);
   int exponents[2];
-  find_exponents<T>(exponents, {first.magnitude(), last.magnitude()});
+  find_exponents<T, kHalfWarps>(shared_at<int>(0), exponents, {first.magnitude(), last.magnitude()});
   C::store_first(kFirst, first, power_of_two(-exponents[0]));
   C::store_last(kLast, last, power_of_two(-exponents[1]));
   int exponent = exponents[0] + exponents[1];
@@ -100,7 +83,7 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
   first.load(p.factors[1]);
   last.load(p.factors[2]);
   int exponents[3];
-  find_exponents<T>(exponents, {outer.magnitude(), first.magnitude(), last.magnitude()});
+  find_exponents<T, kHalfWarps>(shared_at<int>(0), exponents, {outer.magnitude(), first.magnitude(), last.magnitude()});
   // The first factor as the other operand.
   outer.each(power_of_two(-exponents[0]), [&](int row, int k, float a, float b) {
     float* const to =

@@ -53,6 +53,9 @@ enum KronKernel {
   kKronBFloat32,
   kKronBFloat64,
   kKronBFloatCube,
+  kKronWide,  // and those after it, one a dtype of plan_wide's
+  kKronWideHalf,
+  kKronWideBFloat,
   kKronBitsF64,  // and those after it: plan_bits's
   kKronBits,
   kKronTwos,  // one a dtype
@@ -99,6 +102,7 @@ KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 

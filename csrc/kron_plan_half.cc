@@ -1,4 +1,4 @@
-// The plan of the kernels of kron_linear_half.cu.
+// The plans of the kernels of kron_linear_half.cu and kron_linear_wide.cu.
 #include <algorithm>
 #include <cmath>
 
@@ -13,6 +13,8 @@ constexpr double kMma = 1.1e-3;                                      // for one 
 constexpr double kAlone = 3.4e-3;                                    // for one that waits for those before it
 constexpr double kBytes = 35e3;                                      // of device memory
 constexpr double kHidden = 0.2;                                      // of the shorter of memory and arithmetic
+// Of kron_linear_wide.cu, in TF32 and in 16 bits: in all, and for the products of a sample.
+constexpr double kWideStartTf32 = 13, kWideStart = 11, kWideProductsTf32 = 3.1, kWideProducts = 2.2;
 
 }  // namespace
 
@@ -51,6 +53,34 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
   const double round = alone + together * (std::max(compute, memory) + kHidden * std::min(compute, memory));
   group.nanoseconds =
       1e3 * ((cube || size == 64 ? kLargeStart : kStart) + round * static_cast<double>(ceil_div(problem.rows, blocks * samples)));
+  group.fused = true;
+  return group;
+}
+
+KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
+  KronGroup group;
+  const std::vector<KronSize>& sizes = problem.sizes;
+  group.count = static_cast<int>(sizes.size());
+  group.nanoseconds = INFINITY;
+  const int element_size = size_of(problem.dtype), vector = 16 / element_size;
+  if (device.capability != 90 || device.cuda < 120 || problem.inner != 1 || !problem.linear || group.count != 2) return group;
+  if (element_size != 2 && !problem.single) return group;
+  const KronSize first = sizes[0], last = sizes[1];
+  const std::int64_t most = std::max({first.in, first.out, last.in, last.out});
+  // Zeros would be most of the work.
+  if (most <= kWideSize / 2 || most > kWideSize || last.in % vector != 0 || last.out % 2 != 0 ||
+      wide_bytes(element_size) > device.shared_bytes)
+    return group;
+  const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
+  group.tuned = element_size == 4 ? kKronWide : problem.dtype == kFloat16 ? kKronWideHalf : kKronWideBFloat;
+  group.shape = {static_cast<unsigned>(blocks), kWideThreads + 32, 1, 1, static_cast<unsigned>(wide_bytes(element_size))};
+  const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
+  group.bytes = static_cast<double>(element_size * problem.rows) * (in + out);
+  group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
+  const bool tf32 = element_size == 4;
+  const double memory = element_size * (in + out) / kBytes, compute = tf32 ? kWideProductsTf32 : kWideProducts;
+  const double round = std::max(compute, memory) + kHidden * std::min(compute, memory);
+  group.nanoseconds = 1e3 * ((tf32 ? kWideStartTf32 : kWideStart) + round * static_cast<double>(ceil_div(problem.rows, blocks)));
   group.fused = true;
   return group;
 }

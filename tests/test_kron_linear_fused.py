@@ -35,6 +35,7 @@ OF_16_BITS = [
     [(32, 32)] * 3,
     [(28, 12), (25, 24), (24, 16)],
 ]
+OF_16_BITS_OR_TF32 = [[(128, 128)] * 2, [(101, 86), (66, 128)], [(96, 96), (100, 56)], [(3, 128), (128, 8)]]
 
 
 def random(shape, dtype=torch.float32, seed=0):
@@ -191,13 +192,13 @@ def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(sizes):
 
 
 @gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_and_factors_of_any_magnitude(dtype):
-    magnitudes = torch.logspace(-25, 25, 51, dtype=torch.float64, device="cuda")
-    x = (random((51, 1024), torch.float64) * magnitudes[:, None]).to(dtype)
+@pytest.mark.parametrize(("size", "dtype"), [(32, torch.float32), (32, torch.bfloat16), (128, torch.bfloat16)])
+def test_rows_and_factors_of_any_magnitude(size, dtype):
+    magnitudes = torch.logspace(-25, 25, 301, dtype=torch.float64, device="cuda")
+    x = (random((301, size**2), torch.float64) * magnitudes[:, None]).to(dtype)
     factors = [
-        random((32, 32), torch.float64, 1).mul(1e-8).to(dtype),
-        random((32, 32), torch.float64, 2).mul(1e8).to(dtype),
+        random((size, size), torch.float64, 1).mul(1e-8).to(dtype),
+        random((size, size), torch.float64, 2).mul(1e8).to(dtype),
     ]
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) < 4 * torch.finfo(dtype).eps
@@ -247,7 +248,7 @@ def test_16_bits_lose_little_more_than_a_rounding_of_the_result(sizes, dtype):
 @gpu
 @pytest.mark.parametrize("rows", [1, 140, 3000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sizes", OF_16_BITS)
+@pytest.mark.parametrize("sizes", OF_16_BITS + OF_16_BITS_OR_TF32)
 def test_16_bits_of_any_batch_with_a_bias(rows, sizes, dtype):
     x, factors = random((rows, columns_of(sizes)), dtype), factors_of(sizes, dtype)
     bias = random((math.prod(o for o, _ in sizes),), dtype, seed=8)
@@ -258,11 +259,35 @@ def test_16_bits_of_any_batch_with_a_bias(rows, sizes, dtype):
         assert distance(cuops.kron_linear(x, factors, given), wide + bias) < allowed
 
 
+@pytest.fixture
+def tf32():
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("rows", [1, 150, 700])
+@pytest.mark.parametrize("sizes", [*OF_16_BITS_OR_TF32[:3], [(64, 64)] * 2])
+def test_tf32_rounds_x_factors_and_what_lies_between(sizes, rows):
+    x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
+    bias = random((math.prod(o for o, _ in sizes),), seed=8)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    # Four roundings to 11 bits, independent of one another: each of half a unit in the last place at most, 2**-11.
+    allowed = 4**0.5 * 2**-11 / 3**0.5 * 1.5
+    assert distance(cuops.kron_linear(x, factors), wide) < allowed
+    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < allowed
+
+
 @gpu
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_row_that_is_not_finite_leaves_the_others_alone(dtype, value):
-    x, factors = random((64, 1024), dtype), factors_of([(32, 32), (32, 32)], dtype)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(32, torch.float32), (32, torch.float16), (32, torch.bfloat16), (128, torch.float16), (128, torch.bfloat16)],
+)
+def test_a_row_that_is_not_finite_leaves_the_others_alone(size, dtype, value):
+    x, factors = random((300, size**2), dtype), factors_of([(size, size)] * 2, dtype)
     want = cuops.kron_linear(x, factors)
     x[7, 100] = value
     got = cuops.kron_linear(x, factors)
@@ -328,7 +353,10 @@ def measured_microseconds(call):
         (65536, [32] * 2, torch.bfloat16),
         (1024, [64] * 2, torch.float16),
         (1024, [32] * 3, torch.bfloat16),
+        (150, [128] * 2, torch.bfloat16),
         (1024, [128] * 2, torch.bfloat16),
+        (4096, [128] * 2, torch.float16),
+        (1024, [96] * 2, torch.bfloat16),
         (1024, [32] * 3, torch.float64),
         (66, [32] * 3, torch.float64),
         (1024, [24] * 3, torch.float64),

@@ -54,6 +54,23 @@ struct FactorPart {
   }
 };
 
+// The exponents that factors are scaled down by, after which sums stay finite, from the largest magnitudes of each warp's elements.
+// kWarps of the block, the first ones, call this; `maxima` are for kCount * kWarps.
+template <class T, int kWarps, int kCount>
+__device__ void find_exponents(int* maxima, int (&exponents)[kCount], const int (&own)[kCount]) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) maxima[i * kWarps + threadIdx.x / 32] = own[i];
+  }
+  sync_warps(0, kWarps);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int bits = __reduce_max_sync(~0u, maxima[i * kWarps + lane % kWarps]);
+    exponents[i] = min((bits >> 23) - 127, 116) - kHalfTop<T>;
+  }
+}
+
 // To the nearest that TF32 holds, once the tensor cores have cut it off: half a unit in the last place is added. Their NaN, which
 // would overflow, is the larger one without.
 __device__ inline float near_tf32(float v) {

@@ -71,12 +71,14 @@ constexpr int kClusterDimension = 4, kProgrammaticStreamSerialization = 6;      
   F(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", int*)
 
 // Younger than the oldest driver that cuops runs on: nullptr where the driver has none.
-#define CUOPS_OPTIONAL_DRIVER_FUNCTIONS(F)                                                                           \
-  F(LibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, void*, void**, unsigned, void*, void**, unsigned) \
-  F(LibraryGetKernel, "cuLibraryGetKernel", CUkernel*, CUlibrary, const char*)                                       \
-  F(KernelGetFunction, "cuKernelGetFunction", CUfunction*, CUkernel)                                                 \
-  F(OccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", int*, CUfunction, const CUlaunchConfig*)             \
-  F(LaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)
+#define CUOPS_OPTIONAL_DRIVER_FUNCTIONS(F)                                                                                   \
+  F(LibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, void*, void**, unsigned, void*, void**, unsigned)         \
+  F(LibraryGetKernel, "cuLibraryGetKernel", CUkernel*, CUlibrary, const char*)                                               \
+  F(KernelGetFunction, "cuKernelGetFunction", CUfunction*, CUkernel)                                                         \
+  F(OccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", int*, CUfunction, const CUlaunchConfig*)                     \
+  F(LaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)                                   \
+  F(TensorMapEncodeTiled, "cuTensorMapEncodeTiled", void*, int, unsigned, void*, const std::uint64_t*, const std::uint64_t*, \
+    const unsigned*, const unsigned*, int, int, int, int)
 
 struct Driver {
 #define CUOPS_FIELD(name, symbol, ...) CUresult (*name)(__VA_ARGS__) = nullptr;

@@ -133,6 +133,22 @@ int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape) {
   return found->second;
 }
 
+TensorMap matrices_map(const Rows& x, DType dtype, std::int64_t count, int rows, int columns, int box_rows) {
+  constexpr int kTypes[] = {8, 11, 6, 9};  // CUtensorMapDataType
+  const std::uint64_t size = size_of(dtype), line = columns * size;
+  const std::uint64_t sizes[] = {std::uint64_t(columns), std::uint64_t(rows), std::uint64_t(count)};
+  const std::uint64_t strides[] = {line, count > 1 ? x.stride * size : rows * line};
+  const unsigned box[] = {static_cast<unsigned>(128 / size), static_cast<unsigned>(box_rows), 1}, steps[] = {1, 1, 1};
+  constexpr int kNotInterleaved = 0, kSwizzled = 3, kWhole256 = 3, kZeros = 0;
+  TensorMap map;
+  if (driver().TensorMapEncodeTiled == nullptr)
+    raise("cuops.errors.DriverTooOldError", "libcuda.so.1 has no symbol cuTensorMapEncodeTiled");
+  check(driver().TensorMapEncodeTiled(&map, kTypes[dtype], 3, x.data, sizes, strides, box, steps, kNotInterleaved, kSwizzled,
+                                      kWhole256, kZeros),
+        "cuTensorMapEncodeTiled");
+  return map;
+}
+
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params) {
   const Driver& d = driver();
   void* arguments[] = {params};
