@@ -55,8 +55,8 @@ Kernel& tuned_kernel(KronKernel which) {
 const KronGroup& cached_group(const KronProblem& problem, int device) {
   static std::mutex mutex;
   static std::map<std::vector<std::int64_t>, KronGroup> known;
-  std::vector<std::int64_t> key = {device,         problem.dtype, problem.single, problem.aligned,
-                                   problem.linear, problem.rows,  problem.inner};
+  std::vector<std::int64_t> key = {device,         problem.dtype,  problem.single, problem.aligned,
+                                   problem.linear, problem.mapped, problem.rows,   problem.inner};
   for (const KronSize& size : problem.sizes) {
     key.push_back(size.out);
     key.push_back(size.in);
@@ -67,7 +67,7 @@ const KronGroup& cached_group(const KronProblem& problem, int device) {
   return known.emplace(std::move(key), plan_group(problem, kron_device(device))).first->second;
 }
 
-// Rows that are all one stride apart, which the kernel for small factors asks for.
+// Rows that are all one stride apart, which some kernels ask for.
 bool has_one_stride(const Rows& rows, std::int64_t count) {
   constexpr std::int64_t kMost = 1 << 22;  // a tile's samples are within 2^31
   return rows.inner >= count && (count == 1 || (0 <= rows.stride && rows.stride <= kMost));
@@ -110,8 +110,8 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const int width = 16 / size_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
-  problem.linear =
-      has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows) && (problem.rows == 1 || x_rows.stride >= in);
+  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
+  problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
   const KronGroup& group = cached_group(problem, device);
   if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
   const void* bias_data = nullptr;

@@ -29,6 +29,7 @@ struct KronProblem {
   bool single;               // float32 as TF32
   bool aligned = true;       // rows of x and y are whole vectors
   bool linear = true;        // and have one stride
+  bool mapped = true;        // and, in x, do not overlap
   std::int64_t rows, inner;  // samples; columns beyond the factors' axes
   std::vector<KronSize> sizes;
 };

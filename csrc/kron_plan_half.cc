@@ -63,7 +63,9 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   group.count = static_cast<int>(sizes.size());
   group.nanoseconds = INFINITY;
   const int element_size = size_of(problem.dtype), vector = 16 / element_size;
-  if (device.capability != 90 || device.cuda < 120 || problem.inner != 1 || !problem.linear || group.count != 2) return group;
+  if (device.capability != 90 || device.cuda < 120 || problem.inner != 1 || !problem.mapped || group.count != 2 ||
+      problem.rows > INT32_MAX)
+    return group;
   if (element_size != 2 && !problem.single) return group;
   const KronSize first = sizes[0], last = sizes[1];
   const std::int64_t most = std::max({first.in, first.out, last.in, last.out});
