@@ -65,6 +65,56 @@ def test_a_tensor_of_a_safetensors_file(tmp_path, monkeypatch, dtype):
     np.testing.assert_allclose(y.double().numpy(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (b"", "expected a safetensors file"),
+        (b"{no json", "expected a safetensors file"),
+        (b"\x80\x81", "expected a safetensors file"),
+        (b"[1, 2]", "expected a safetensors file"),
+        (b"{}", "expected a safetensors file"),
+        (b'{"x": "text"}', "expected dtype, shape and data_offsets"),
+        (b'{"x": {"shape": [2, 3], "data_offsets": [0, 24]}}', "expected dtype, shape and data_offsets"),
+        (
+            b'{"x": {"dtype": "F32", "shape": ["ab"], "data_offsets": [0, 24]}}',
+            "expected dtype, shape and data_offsets",
+        ),
+        (
+            b'{"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [-30, -6]}}',
+            "expected dtype, shape and data_offsets",
+        ),
+        (b'{"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 8]}}', "are not those of F32"),
+        (b'{"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}}', "are not those of F32"),
+        (b'{"x": {"dtype": "I32", "shape": [2, 3], "data_offsets": [0, 24]}}', "expected F64, F32, F16, BF16, got I32"),
+    ],
+)
+def test_a_safetensors_file_that_is_damaged_is_named(tmp_path, capsys, header, says):
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    assert main(["run", "rms_norm", str(path), str(tmp_path / "y.npy")]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"cuops run: {path}")
+    assert says in message
+
+
+@pytest.mark.parametrize("torch_there", [True, False])
+def test_a_weight_of_bfloat16_serves_x_of_any_dtype(tmp_path, monkeypatch, x, torch_there):
+    weight = torch.randn(x.shape[-1], dtype=torch.bfloat16)
+    save_file({"w": weight}, tmp_path / "w.safetensors")
+    if not torch_there:
+        monkeypatch.setattr(run, "torch", None)
+    y = tmp_path / "y.npy"
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(y), "--weight", str(tmp_path / "w.safetensors")]) == 0
+    np.testing.assert_allclose(np.load(y), reference(x, weight.double().numpy()), rtol=1e-5, atol=1e-6)
+
+
+def test_x_of_bfloat16_without_torch_names_what_to_install(tmp_path, monkeypatch, capsys):
+    save_file({"x": torch.ones(2, 3, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
+    monkeypatch.setattr(run, "torch", None)
+    assert main(["run", "rms_norm", str(tmp_path / "x.safetensors"), str(tmp_path / "y.safetensors")]) == 1
+    assert "pip install torch" in capsys.readouterr().err
+
+
 def test_the_input_may_be_the_output(tmp_path, x):
     assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "x.npy")]) == 0
     np.testing.assert_allclose(np.load(tmp_path / "x.npy"), reference(x), rtol=1e-5, atol=1e-6)
@@ -83,6 +133,9 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["two.safetensors:a", "y.npy"], ".npy has no bfloat16"),
         (["x.npy", "nowhere/y.npy"], "nowhere/y.npy: there is no folder nowhere"),
         (["text.npy", "y.npy"], "text.npy: expected one array, as numpy.save writes it"),
+        (["empty.npy", "y.npy"], "empty.npy: expected one array, as numpy.save writes it"),
+        (["zip.npy", "y.npy"], "zip.npy: expected one array, as numpy.save writes it"),
+        (["x.npy", "folder.npy"], "folder.npy: expected the name of a file"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsys, x, arguments, says):
@@ -90,6 +143,9 @@ def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsy
     np.save("ints.npy", np.arange(6).reshape(2, 3))
     save_file({name: torch.ones(2, 3, dtype=torch.bfloat16) for name in "ab"}, "two.safetensors")
     (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04")
+    (tmp_path / "folder.npy").mkdir()
     before = sorted(path.name for path in tmp_path.iterdir())
     assert main(["run", "rms_norm", *arguments]) == 1
     message = capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -36,35 +37,49 @@ def read(location: str) -> FileArray:
     if separator or location.endswith(".safetensors"):
         return _read_safetensors(Path(path + ".safetensors" if separator else location), name if separator else None)
     try:
-        values = np.load(location, mmap_mode="r", allow_pickle=False)
-    except ValueError:  # NumPy's own speaks of pickled objects
-        values = None
-    if not isinstance(values, np.ndarray):
-        raise ValueError(f"{location}: expected one array, as numpy.save writes it")
+        values = np.lib.format.open_memmap(location, mode="r")
+    except ValueError as error:
+        raise ValueError(f"{location}: expected one array, as numpy.save writes it") from error
     return FileArray(values, values.dtype.name, "x")
 
 
 def _read_safetensors(path: Path, name: str | None) -> FileArray:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > path.stat().st_size:
-            raise ValueError(f"{path}: expected a safetensors file, its header is too long")
-        header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
+    header, start = _safetensors_header(path)
     if name is None and len(header) != 1:
         raise ValueError(f"{path}: has {len(header)} tensors; name one: {path}:{next(iter(header), 'NAME')}")
     name = name or next(iter(header))
     if name not in header:
         raise ValueError(f"{path}: has no tensor {name}, only {', '.join(header)}")
     entry = header[name]
-    if entry["dtype"] not in SAFETENSORS:
-        raise TypeError(f"{path}:{name}: expected {', '.join(SAFETENSORS)}, got {entry['dtype']}")
-    dtype = SAFETENSORS[entry["dtype"]]
-    shape = tuple(entry["shape"])
+    try:
+        letters, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if not all(isinstance(size, int) and size >= 0 for size in (*shape, begin, end)):
+            raise ValueError("a size is negative, or none")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}:{name}: expected dtype, shape and data_offsets in its header, got {entry}") from error
+    if letters not in SAFETENSORS:
+        raise TypeError(f"{path}:{name}: expected {', '.join(SAFETENSORS)}, got {letters}")
+    dtype = SAFETENSORS[letters]
+    storage = _storage(dtype)
+    if end - begin != math.prod(shape) * storage.itemsize or start + end > path.stat().st_size:
+        raise ValueError(f"{path}:{name}: its data, bytes {begin} to {end}, are not those of {letters} {list(shape)}")
     if 0 in shape:
-        return FileArray(np.empty(shape, _storage(dtype)), dtype, name)
-    offset = 8 + size + entry["data_offsets"][0]
-    return FileArray(np.memmap(path, _storage(dtype), "r", offset, shape), dtype, name)
+        return FileArray(np.empty(shape, storage), dtype, name)
+    return FileArray(np.memmap(path, storage, "r", start + begin, shape), dtype, name)
+
+
+def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The entries of the file's tensors, and where its data start."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        text = file.read(size) if 0 < size <= path.stat().st_size - 8 else b""
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        next(iter(header.items()))
+    except (ValueError, TypeError, AttributeError, StopIteration):
+        raise ValueError(f"{path}: expected a safetensors file") from None
+    return header, 8 + size
 
 
 @contextmanager
@@ -74,21 +89,31 @@ def writing(path: Path, shape: tuple[int, ...], dtype: str, name: str) -> Iterat
         raise ValueError(f"{path}: expected a name that ends in .npy or .safetensors")
     if path.suffix == ".npy" and dtype == "bfloat16":
         raise ValueError(f"{path}: .npy has no bfloat16; write a .safetensors file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    try:
-        values = _create(Path(scratch), path.suffix, shape, dtype, name)
+    with replacing(path) as scratch:
+        values = _create(scratch, path.suffix, shape, dtype, name)
         yield values
         if isinstance(values, np.memmap):
             values.flush()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file in `path`'s folder that takes its place when all went well; else nothing stays behind."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected the name of a file")
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    scratch = Path(name)
+    try:
+        yield scratch
         mask = os.umask(0)
         os.umask(mask)
-        Path(scratch).chmod(0o666 & ~mask)  # mkstemp's file is for its owner alone
-        Path(scratch).replace(path)
+        scratch.chmod(0o666 & ~mask)  # mkstemp's file is for its owner alone
+        scratch.replace(path)
     except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
 
 

@@ -91,10 +91,12 @@ def main(options: argparse.Namespace) -> int:
     x = read(options.input)
     if x.values.ndim == 0:
         raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")
+    if x.dtype == "bfloat16" and torch is None:
+        raise ValueError(f"{options.input}: bfloat16 needs PyTorch: pip install torch")
     given = {name: getattr(options, name) for name in operator.parameters}
-    keywords = {name: _as_array(read(location), location) for name, location in given.items() if location}
+    keywords = {name: parameter(read(location), x) for name, location in given.items() if location}
     for option, name in operator.lists.items():
-        keywords[name] = [_as_array(read(location), location) for location in getattr(options, option)]
+        keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = _device()
     if x.dtype == "bfloat16":
@@ -129,13 +131,13 @@ def _device() -> tuple[str, str]:
     return "cpu", f"the CPU ({why})"
 
 
-def _as_array(given: FileArray, location: str) -> Any:
-    """What operators take: a NumPy array, or a torch tensor for bfloat16."""
+def parameter(given: FileArray, x: FileArray) -> Any:
+    """What operators take beside x: a NumPy array, with bfloat16 as float32, or with x of bfloat16 a torch tensor."""
     if given.dtype != "bfloat16":
         return given.values
-    if torch is None:
-        raise ValueError(f"{location}: bfloat16 needs PyTorch: pip install torch")
-    return torch.from_numpy(given.values.copy()).view(torch.bfloat16)
+    if x.dtype == "bfloat16":
+        return torch.from_numpy(given.values.copy()).view(torch.bfloat16)
+    return (given.values.astype("uint32") << 16).view("float32")
 
 
 def _chunk(rows: np.ndarray, dtype: str, device: str) -> Any:

@@ -29,18 +29,20 @@ def arguments(command: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Draws (..., N, d) from IN, (..., d), into OUT; says what ran where."""
     from .files import read, writing
-    from .run import _as_array, _device, _tensors
+    from .run import _device, _tensors, parameter
 
     mu = read(options.input)
     if mu.values.ndim == 0:
         raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")
     if options.num_samples < 0:
         raise ValueError(f"--num-samples: expected at least 0, got {options.num_samples}")
+    if mu.dtype == "bfloat16" and torch is None:
+        raise ValueError(f"{options.input}: bfloat16 needs PyTorch: pip install torch")
     device, where = _device()
-    means: Any = _as_array(mu, options.input)
+    means: Any = parameter(mu, mu)
     sigma: Any = _number(options.sigma)
     if sigma is None:
-        sigma = _as_array(read(options.sigma), options.sigma)
+        sigma = parameter(read(options.sigma), mu)
     if mu.dtype == "bfloat16":
         means, sigma = _tensors(means, device), _tensors(sigma, device)
     keywords = {name: getattr(options, name) for name in ("low", "high", "seed", "antithetic", "shared_noise")}
