@@ -66,6 +66,14 @@ def test_profile_writes_a_chrome_trace_and_prints_the_kernels(tmp_path, capsys):
     assert "cuops::rms_norm_fwd" in capsys.readouterr().out
 
 
+def test_profile_leaves_what_is_no_file_alone(tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    arguments = ["profile", "rms_norm", *QUICK, "--calls", "1", "--output", str(tmp_path / "folder"), "--", "4", "64"]
+    assert main(arguments) == 1
+    assert "expected the name of a file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_profile_refuses_an_implementation_that_is_not_there(capsys):
     assert main(["profile", "rms_norm", *QUICK, "--implementation", "abacus", "--", "4", "64"]) == 1
     assert "implementation: expected one of cuops, torch, got abacus" in capsys.readouterr().err
@@ -93,6 +101,21 @@ def test_without_torch_the_command_to_run_is_printed(command, capsys, monkeypatc
     monkeypatch.setattr(check, "torch", None)
     assert main([command, "rms_norm", "4", "64"]) == 1
     assert "pip install torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "profile", "bench"])
+def test_arrays_that_memory_does_not_hold_are_a_line(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "rms_norm", *QUICK, "--", "9999999", "9999999"]) == 1
+    assert "memory" in capsys.readouterr().err
+    assert main([command, "rms_norm", *QUICK, "--", "99999999999999999999", "4"]) == 1
+    assert "shape: expected sizes of arrays that memory holds" in capsys.readouterr().err
+
+
+def test_a_torch_that_does_not_import_is_told_from_none(capsys, monkeypatch):
+    monkeypatch.setattr(check, "failure", "ImportError('libtorch.so: no such file')")
+    assert main(["check", "rms_norm", "4", "64"]) == 1
+    assert "libtorch.so" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shape", [["64"], ["0", "64"], ["4", "-1"]])

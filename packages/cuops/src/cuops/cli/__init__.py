@@ -46,6 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CuopsError, TypeError, ValueError, OSError) as error:
         print(f"cuops {options.command}: {error}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if "memory" not in str(error):  # PyTorch's words where it runs out of it
+            raise
+        print(f"cuops {options.command}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"cuops {options.command}: interrupted", file=sys.stderr)
         return 130

@@ -6,10 +6,11 @@ Exit code 1 says that cuops is further away than the dtype allows.
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from .._bench import OPERATORS, SHORT_NAMES
-from .._torch import torch
+from .._torch import failure, torch
 from ..errors import CuopsError, DriverNotFoundError
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def _shape(text: str) -> list[int]:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """What the options ask for, a case a kind and shape; sets the device. Raises where PyTorch is missing."""
+    if failure:
+        raise CuopsError(f"PyTorch does not import: {failure}", "pip install --force-reinstall torch")
     if torch is None:
         raise CuopsError("PyTorch is not installed", "pip install torch")
     from .._bench.case import DTYPES, Case
@@ -54,6 +57,8 @@ def cases(options: argparse.Namespace) -> list[Case]:
     for sizes in (options.shape, *options.also):
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"shape: expected at least two sizes of at least 1, got {sizes}")
+        if math.prod(sizes) >= 1 << 48:
+            raise ValueError(f"shape: expected sizes of arrays that memory holds, got {sizes}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -27,7 +27,9 @@ def main(options: argparse.Namespace) -> int:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from .._bench.case import available
+    from .files import replacing
 
+    output = options.output or Path(f"{options.operator}.trace.json")
     functions = available(options.operator, options.device, options.without)
     aliases = cases[0].module.ALIASES
     name = aliases.get(options.implementation, options.implementation)
@@ -48,8 +50,8 @@ def main(options: argparse.Namespace) -> int:
                     call()
                 if options.device == "cuda":
                     torch.cuda.synchronize()
-    output = options.output or Path(f"{options.operator}.trace.json")
-    profiler.export_chrome_trace(str(output))
+    with replacing(output) as scratch:
+        profiler.export_chrome_trace(str(scratch))
     print(
         profiler.key_averages().table(
             sort_by=f"self_{options.device}_time_total", row_limit=20, max_name_column_width=60
