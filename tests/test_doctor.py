@@ -168,6 +168,30 @@ def test_a_library_that_does_not_load(machine, capsys):
     assert found["command"] == "pip install --force-reinstall cuops-cu121"
 
 
+def test_a_library_that_was_cut_is_not_opened(machine, capsys, tmp_path):
+    from importlib import metadata
+
+    library = tmp_path / "libcuops.so"
+    library.write_bytes(bytes(100))
+    file = metadata.PackagePath("libcuops.so")
+    file.size, file.dist = 4000, type("Distribution", (), {"locate_file": staticmethod(lambda path: tmp_path / path)})
+    machine.setattr(metadata, "files", lambda name: [file] if name == "cuops-cu121" else [])
+    machine.setattr(_backend, "installed", lambda: [backend(library=library)])
+    found = problem(examine(capsys), 18)
+    assert "has 100 bytes, and 4000 in its wheel" in found["what"]
+    assert found["command"] == "pip install --force-reinstall cuops-cu121"
+
+
+def test_a_backend_of_which_a_part_is_missing_is_named(machine, capsys):
+    from importlib import metadata
+
+    machine.undo()
+    point = metadata.EntryPoint("cu118", "cuops_that_is_not_there", "cuops.backends")
+    machine.setattr(metadata, "entry_points", lambda group: [point])
+    found = [p for p in examine(capsys, "--allow-no-gpu")["problems"] if "cuops-cu118 does not import" in p["what"]]
+    assert [p["command"] for p in found] == ["pip install --force-reinstall cuops-cu118"]
+
+
 def test_a_backend_that_does_not_import(machine, capsys):
     machine.setattr(_backend, "installed", raises(ImportError("no module named cuops_cu121")))
     assert "cuops_cu121" in problem(examine(capsys), 18)["what"]

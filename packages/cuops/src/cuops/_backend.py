@@ -41,7 +41,13 @@ def installed() -> list[Backend]:
 
     found = []
     for point in metadata.entry_points(group="cuops.backends"):
-        module = point.load()
+        try:
+            module = point.load()
+        except ImportError as error:
+            package = f"cuops-{point.name}"
+            raise errors.DamagedBackendError(
+                f"{package} does not import: {error}", f"pip install --force-reinstall {package}"
+            ) from None
         facts: dict[str, Any] = {**module.FACTS, "library": module.LIBRARY}
         facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
         found.append(Backend(**facts))
@@ -98,6 +104,24 @@ def check_version(backend: Backend) -> None:
             f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",
             f"pip install --upgrade --force-reinstall cuops-{backend.name}",
         )
+
+
+def check_size(backend: Backend) -> None:
+    """Raises DamagedBackendError where the library is not as long as its wheel's: the dynamic linker would crash."""
+    from importlib import metadata
+
+    try:
+        files = metadata.files(f"cuops-{backend.name}") or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.size is None or Path(str(file.locate())) != backend.library:
+            continue
+        size = backend.library.stat().st_size if backend.library.exists() else 0
+        if size != file.size:
+            raise errors.DamagedBackendError(
+                f"{backend.library} has {size} bytes, and {file.size} in its wheel", reinstall(backend)
+            )
 
 
 def code_for(backend: Backend, capability: tuple[int, int]) -> str:

@@ -113,6 +113,7 @@ class Examination:
                 with self._noting(reinstall):
                     _backend.check_version(backend)
                 with self._noting(reinstall):
+                    _backend.check_size(backend)
                     facts["images"] = self._images(backend, reinstall)
                 found.append(facts)
         return found
