@@ -78,6 +78,11 @@ def test_weights_may_have_another_dtype(dtype, weight_dtype, device):
     assert_close(y, definition(x, weight, bias)[0], 264, terms=np.abs(definition(x, weight)[0]) + 1)
 
 
+@pytest.mark.parametrize("name", ["float64", "float32", "float16", "bfloat16"])
+def test_out_dtype_may_be_a_name(name):
+    assert cuops.rms_norm(torch.ones(3, 8), out_dtype=name).dtype == getattr(torch, name)
+
+
 @pytest.mark.parametrize(("dtype", "out_dtype"), list(itertools.product(DTYPES, DTYPES)), ids=str)
 @pytest.mark.parametrize("n", [64, 65])
 def test_out_dtype_is_the_dtype_of_y(n, dtype, out_dtype, device):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _backend, reference
+from ._arguments import dtype_name
 from ._transforms import is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -184,6 +185,8 @@ def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
 
 def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     """The operator, and where transforms are at work its formula, all of whose parts they know."""
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        out_dtype = getattr(torch, dtype_name(out_dtype))
     forward = _fwd_plain if is_transformed() else torch.ops.cuops.rms_norm_fwd
     return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
 

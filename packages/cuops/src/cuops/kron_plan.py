@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import _backend
+from ._arguments import dtype_name
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 
@@ -89,7 +90,7 @@ def kron_plan(
         ValueError: a size or `rows` is less than 1, or there is no factor.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
-    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    name = getattr(dtype, "name", None) or dtype_name(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
     flat = [int(size) for shape in sizes for size in shape]
