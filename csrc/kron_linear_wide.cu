@@ -74,13 +74,6 @@ struct WidePieces {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = load_pack<T, 8>(from + raw_at<T>(row(i), column()));
   }
-  // Of the warp, as bits.
-  __device__ int magnitude() const {
-    float most = 0;
-#pragma unroll
-    for (int i = 0; i < 8 * kCount; ++i) most = fmaxf(most, fabsf(convert<float>(v[i / 8].at[i % 8])));
-    return __reduce_max_sync(~0u, __float_as_int(most));
-  }
 };
 
 template <class T>
@@ -135,7 +128,7 @@ __device__ void kron_wide(const KronWideParams& p) {
   const WidePieces<T> w1(reinterpret_cast<const T*>(last)), w2(reinterpret_cast<const T*>(first));
   sync_warps(1, kWideThreads / 32);
   int exponents[2];
-  find_exponents<T, kWideThreads / 32>(reinterpret_cast<int*>(first), exponents, {w1.magnitude(), w2.magnitude()});
+  find_exponents<T, kWideThreads / 32>(reinterpret_cast<int*>(first), exponents, {magnitude_of(w1.v), magnitude_of(w2.v)});
   sync_warps(1, kWideThreads / 32);
   // Of 8 columns of W1, those of even numbers come first, so that what multiplies them lies in registers; of 16 rows of W2, too, so
   // that a thread has neighbours of Y.

@@ -10,6 +10,15 @@ namespace cuops {
 template <class T>
 constexpr int kHalfTop = kSame<T, __half> ? 14 : -9;
 
+// The largest magnitude of what the threads of a warp have, as bits.
+template <class T, int kCount>
+__device__ int magnitude_of(const Pack<T, 8> (&v)[kCount]) {
+  float most = 0;
+#pragma unroll
+  for (int i = 0; i < 8 * kCount; ++i) most = fmaxf(most, fabsf(convert<float>(v[i / 8].at[i % 8])));
+  return __reduce_max_sync(~0u, __float_as_int(most));
+}
+
 // A thread's part of a factor, in pieces of 8 columns; zeros around it.
 template <class T, int kSize, int kThreads>
 struct FactorPart {
@@ -31,14 +40,6 @@ struct FactorPart {
           if (k + e < f.in) v[j].at[e] = from[e * f.column_stride];
       }
     }
-  }
-
-  // The largest magnitude of the warp's elements, as bits.
-  __device__ int magnitude() const {
-    float most = 0;
-#pragma unroll
-    for (int i = 0; i < 8 * kPieces; ++i) most = fmaxf(most, fabsf(convert<float>(v[i / 8].at[i % 8])));
-    return __reduce_max_sync(~0u, __float_as_int(most));
   }
 
   // Calls put(row, column, pair of neighbours) for all pairs, scaled.
