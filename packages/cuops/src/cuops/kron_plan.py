@@ -90,7 +90,7 @@ def kron_plan(
         ValueError: a size or `rows` is less than 1, or there is no factor.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
-    name = getattr(dtype, "name", None) or dtype_name(dtype).removeprefix("torch.")
+    name = dtype_name(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
     flat = [int(size) for shape in sizes for size in shape]

@@ -88,11 +88,7 @@ def main(options: argparse.Namespace) -> int:
     operator = OPERATORS[options.operator]
     if not isinstance(operator, RowOperator):
         return int(operator.main(options))
-    x = read(options.input)
-    if x.values.ndim == 0:
-        raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")
-    if x.dtype == "bfloat16" and torch is None:
-        raise ValueError(f"{options.input}: bfloat16 needs PyTorch: pip install torch")
+    x = read_rows(options.input)
     given = {name: getattr(options, name) for name in operator.parameters}
     keywords = {name: parameter(read(location), x) for name, location in given.items() if location}
     for option, name in operator.lists.items():
@@ -113,6 +109,18 @@ def main(options: argparse.Namespace) -> int:
     speed = f"{seconds:.2f} s, {moved / seconds / 1e9:.2f} GB/s of files"
     print(f"{options.operator} of {shape} {x.dtype} on {where}: {speed}, wrote {options.output}")
     return 0
+
+
+def read_rows(location: str) -> FileArray:
+    """An array that has rows, and of a dtype that can be computed on here."""
+    from .files import read
+
+    x = read(location)
+    if x.values.ndim == 0:
+        raise ValueError(f"{location}: expected at least 1 dimension, got 0")
+    if x.dtype == "bfloat16" and torch is None:
+        raise ValueError(f"{location}: bfloat16 needs PyTorch: pip install torch")
+    return x
 
 
 def _device() -> tuple[str, str]:

@@ -29,15 +29,11 @@ def arguments(command: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Draws (..., N, d) from IN, (..., d), into OUT; says what ran where."""
     from .files import read, writing
-    from .run import _device, _tensors, parameter
+    from .run import _device, _tensors, parameter, read_rows
 
-    mu = read(options.input)
-    if mu.values.ndim == 0:
-        raise ValueError(f"{options.input}: expected at least 1 dimension, got 0")
+    mu = read_rows(options.input)
     if options.num_samples < 0:
         raise ValueError(f"--num-samples: expected at least 0, got {options.num_samples}")
-    if mu.dtype == "bfloat16" and torch is None:
-        raise ValueError(f"{options.input}: bfloat16 needs PyTorch: pip install torch")
     device, where = _device()
     means: Any = parameter(mu, mu)
     sigma: Any = _number(options.sigma)
