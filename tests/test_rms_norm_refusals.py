@@ -58,6 +58,8 @@ def bad_calls(x, other):
         ("weight_offset", TypeError, lambda: cuops.rms_norm(x, weight, weight_offset=None)),
         ("weight_offset", ValueError, lambda: cuops.rms_norm(x, weight, weight_offset=float("nan"))),
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=(3,))),
+        ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=4.0)),
+        ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=(4.0,))),
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=())),
         ("weight", ValueError, lambda: cuops.rms_norm(x, weight, normalized_shape=(2, 4))),
         ("out_dtype", TypeError, lambda: cuops.rms_norm(x, out_dtype="int8")),
@@ -96,6 +98,7 @@ def test_bad_arguments_are_refused_by_name_with_numpy():
     "x",
     [
         [1.0, 2.0], 3.0, None, np.float32(1), np.ones(3, np.int64), np.ones(3, np.complex64), np.ones(3, bool), np.ones((), np.float32),
+        np.ma.ones(3, np.float32), np.ones((2, 3), np.float32).view(np.matrix),
         torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.complex64), torch.tensor(1.0), torch.ones(2, 3).to_sparse(),
     ],
     ids=lambda x: f"{type(x).__name__} {getattr(x, 'dtype', '')} {getattr(x, 'ndim', '')}",

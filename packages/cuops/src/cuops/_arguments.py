@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 import sys
 from typing import Any
 
@@ -39,7 +40,10 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
     if is_tensor(value):
         if value.layout is not torch.strided:
             raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
-    elif not is_ndarray(value) and not hasattr(value, "__dlpack_device__"):
+    elif is_ndarray(value):
+        if {kind.__name__ for kind in type(value).__mro__} & {"MaskedArray", "matrix"}:  # which compute otherwise
+            raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
+    elif not hasattr(value, "__dlpack_device__"):
         got = type(value).__qualname__
         raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")
     if dtype_name(value.dtype) not in DTYPES:
@@ -90,7 +94,18 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
         raise ValueError(f"{name}: expected a finite number{floor}, got {value}")
 
 
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """An integer, or those of a sequence."""
+    if isinstance(value, (int, numbers.Integral)):
+        return (int(value),)
+    try:
+        return tuple(operator.index(size) for size in value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}") from None
+
+
 def trailing_shape(name: str, shape: tuple[int, ...], x: Any) -> None:
     """`shape` is that of the last dimensions of x."""
     if not 0 < len(shape) <= len(x.shape) or tuple(x.shape)[len(x.shape) - len(shape) :] != shape:
-        raise ValueError(f"{name}: expected the last dimensions of x's shape {tuple(x.shape)}, got {shape}")
+        last = tuple(x.shape)[-len(shape) :] if shape else tuple(x.shape)
+        raise ValueError(f"{name}: expected the last of x's dimensions, {last}, got {shape}")

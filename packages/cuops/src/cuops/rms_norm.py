@@ -135,7 +135,7 @@ def _check(
         if residual.shape != x.shape or residual.dtype != x.dtype:
             got = f"{tuple(residual.shape)} and {residual.dtype}"
             raise ValueError(f"residual: expected x's shape {tuple(x.shape)} and dtype {x.dtype}, got {got}")
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape and tuple(normalized_shape)
+    shape = None if normalized_shape is None else _arguments.sizes("normalized_shape", normalized_shape)
     if shape is not None:
         _arguments.trailing_shape("normalized_shape", shape, x)
     for name, parameter in (("weight", weight), ("bias", bias)):
