@@ -74,6 +74,26 @@ def test_profile_leaves_what_is_no_file_alone(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_profile_of_no_calls_is_refused(capsys):
+    assert main(["profile", "rms_norm", *QUICK, "--calls", "0", "--", "4", "64"]) == 1
+    assert "--calls: expected at least 1, got 0" in capsys.readouterr().err
+
+
+def test_more_shapes_that_are_none_are_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "rms_norm", "4", "64", "--also", "3xa"])
+    assert "--also: expected sizes such as 16x32x32, got 3xa" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_failure():
+    with subprocess.Popen(
+        [sys.executable, "-m", "cuops", "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as command:
+        command.stdout.close()
+        assert command.stderr.read() == b""
+    assert command.returncode == 141
+
+
 def test_profile_refuses_an_implementation_that_is_not_there(capsys):
     assert main(["profile", "rms_norm", *QUICK, "--implementation", "abacus", "--", "4", "64"]) == 1
     assert "implementation: expected one of cuops, torch, got abacus" in capsys.readouterr().err
@@ -118,7 +138,7 @@ def test_a_torch_that_does_not_import_is_told_from_none(capsys, monkeypatch):
     assert "libtorch.so" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shape", [["64"], ["0", "64"], ["4", "-1"]])
+@pytest.mark.parametrize("shape", [["64"], ["0", "64"], ["4", "-1"], ["1"] * 61])
 def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
     assert main(["check", "rms_norm", *QUICK, "--", *shape]) == 1
     assert "shape: expected at least two sizes" in capsys.readouterr().err

@@ -1,5 +1,9 @@
 """cuops run: operators on files."""
 
+import subprocess
+import sys
+import textwrap
+
 import cuops
 import numpy as np
 import pytest
@@ -72,7 +76,7 @@ def test_a_tensor_of_a_safetensors_file(tmp_path, monkeypatch, dtype):
         (b"{no json", "expected a safetensors file"),
         (b"\x80\x81", "expected a safetensors file"),
         (b"[1, 2]", "expected a safetensors file"),
-        (b"{}", "expected a safetensors file"),
+        (b"{}", "has no tensors"),
         (b'{"x": "text"}', "expected dtype, shape and data_offsets"),
         (b'{"x": {"shape": [2, 3], "data_offsets": [0, 24]}}', "expected dtype, shape and data_offsets"),
         (
@@ -128,8 +132,13 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["x.npy", "y.npy", "--weight", "x.npy"], "weight"),
         (["x.npy", "y.csv"], "expected a name that ends in .npy or .safetensors"),
         (["ints.npy", "y.npy"], "expected float64, float32, float16 or bfloat16, got int64"),
-        (["two.safetensors", "y.npy"], "has 2 tensors"),
-        (["two.safetensors:c", "y.npy"], "has no tensor c"),
+        (["x.npy", "y.npy", "--weight", "w9.npy"], "weight: expected the last of x's dimensions, (33,), got (9,)"),
+        (["x.npy", "w33.npy", "--weight", "w33.npy"], "w33.npy: holds other arrays that are read here, too"),
+        (["two.safetensors:a", "two.safetensors"], "two.safetensors: holds other arrays that are read here, too"),
+        (["two.safetensors", "y.npy"], "has 2 tensors; name one as two.safetensors:NAME, of a, b"),
+        (["two.safetensors:", "y.npy"], "has no tensor ''"),
+        (["none.safetensors", "y.npy"], "none.safetensors: has no tensors"),
+        (["two.safetensors:c", "y.npy"], "has no tensor 'c'"),
         (["two.safetensors:a", "y.npy"], ".npy has no bfloat16"),
         (["x.npy", "nowhere/y.npy"], "nowhere/y.npy: there is no folder nowhere"),
         (["text.npy", "y.npy"], "text.npy: expected one array, as numpy.save writes it"),
@@ -142,6 +151,9 @@ def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     np.save("ints.npy", np.arange(6).reshape(2, 3))
     save_file({name: torch.ones(2, 3, dtype=torch.bfloat16) for name in "ab"}, "two.safetensors")
+    save_file({}, "none.safetensors")
+    for size in (9, 33):
+        np.save(f"w{size}.npy", np.ones(size, np.float32))
     (tmp_path / "text.npy").write_text("no array")
     (tmp_path / "empty.npy").touch()
     (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04")
@@ -152,6 +164,34 @@ def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsy
     assert message.startswith("cuops run: ")
     assert says in message
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["y.npy", "y.safetensors"])
+def test_a_disk_that_cannot_hold_the_output_is_one_line(tmp_path, x, name):
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)); "  # y has 4620 bytes
+    code = limited + "from cuops.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "run", "rms_norm", "x.npy", name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"cuops run: {name}: no file of float32 [5, 7, 33] there: File too large\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+
+
+def test_a_termination_leaves_no_unfinished_output(tmp_path, x):
+    code = """
+        import os, signal, sys
+        from cuops.cli import main, run
+
+        def killed(part, **_):
+            os.kill(os.getpid(), len(part) and signal.SIGTERM)
+            return part
+
+        run.OPERATORS["rms_norm"] = run.RowOperator(killed, ("weight", "bias"))
+        sys.exit(main(["run", "rms_norm", "x.npy", "y.npy"]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 
 def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x):
@@ -183,6 +223,11 @@ def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
     expected = cuops.sample_normal(mu, sigma, 17, seed=3, low=-2.0, start=2)
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected)
     assert "sample_normal of 3x17x4 float32 on" in capsys.readouterr().out
+    np.save(tmp_path / "sigma.npy", np.stack([sigma, 2 * sigma]))
+    assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3"]) == 0
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "x.npy"), cuops.sample_normal(mu, np.stack([sigma, 2 * sigma]), 17, seed=3)
+    )
     assert main([*command, "--sigma", "-1"]) == 1
     assert "sigma: " in capsys.readouterr().err
     assert main([*command, "--num-samples", "-1"]) == 1

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .._bench.case import Case
 
 
+MOST_SIZES = 60  # a torch tensor has at most 64 dimensions
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops check`; profile and bench have them too."""
     parser.add_argument(
@@ -43,7 +46,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _shape(text: str) -> list[int]:
-    return [int(size) for size in text.split("x")]
+    try:
+        return [int(size) for size in text.split("x")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected sizes such as 16x32x32, got {text}") from None
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
@@ -55,8 +61,8 @@ def cases(options: argparse.Namespace) -> list[Case]:
     from .._bench.case import DTYPES, Case
 
     for sizes in (options.shape, *options.also):
-        if len(sizes) < 2 or min(sizes) < 1:
-            raise ValueError(f"shape: expected at least two sizes of at least 1, got {sizes}")
+        if not 2 <= len(sizes) <= MOST_SIZES or min(sizes) < 1:
+            raise ValueError(f"shape: expected at least two sizes of at least 1, and at most {MOST_SIZES}, got {sizes}")
         if math.prod(sizes) >= 1 << 48:
             raise ValueError(f"shape: expected sizes of arrays that memory holds, got {sizes}")
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,17 @@ def _storage(dtype: str) -> np.dtype[Any]:
     return np.dtype("<u2" if dtype == "bfloat16" else dtype)
 
 
+def _parts(location: str) -> tuple[Path, str | None]:
+    """The file of a location, and the name in it."""
+    path, separator, name = location.rpartition(".safetensors:")
+    return (Path(f"{path}.safetensors"), name) if separator else (Path(location), None)
+
+
 def read(location: str) -> FileArray:
     """The array at PATH.npy, PATH.safetensors (of one tensor), or PATH.safetensors:NAME."""
-    path, separator, name = location.rpartition(".safetensors:")
-    if separator or location.endswith(".safetensors"):
-        return _read_safetensors(Path(path + ".safetensors" if separator else location), name if separator else None)
+    path, name = _parts(location)
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path, name)
     try:
         values = np.lib.format.open_memmap(location, mode="r")
     except ValueError as error:
@@ -45,11 +51,12 @@ def read(location: str) -> FileArray:
 
 def _read_safetensors(path: Path, name: str | None) -> FileArray:
     header, start = _safetensors_header(path)
-    if name is None and len(header) != 1:
-        raise ValueError(f"{path}: has {len(header)} tensors; name one: {path}:{next(iter(header), 'NAME')}")
-    name = name or next(iter(header))
+    if name is None and len(header) == 1:
+        name = next(iter(header))
+    if name is None:
+        raise ValueError(f"{path}: has {len(header)} tensors; name one as {path}:NAME, of {', '.join(header)}")
     if name not in header:
-        raise ValueError(f"{path}: has no tensor {name}, only {', '.join(header)}")
+        raise ValueError(f"{path}: has no tensor {name!r}, only {', '.join(header)}")
     entry = header[name]
     try:
         letters, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
@@ -76,10 +83,21 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        next(iter(header.items()))
-    except (ValueError, TypeError, AttributeError, StopIteration):
+        header.items()
+    except (ValueError, TypeError, AttributeError):
         raise ValueError(f"{path}: expected a safetensors file") from None
+    if not header:
+        raise ValueError(f"{path}: has no tensors")
     return header, 8 + size
+
+
+def spare(output: Path, x: str, others: Iterable[str]) -> None:
+    """Raises where `output` would take the place of more than the array at `x`."""
+    kept = [_parts(location)[0] for location in others]
+    if output.suffix == ".safetensors" and output.is_file() and len(_safetensors_header(output)[0]) > 1:
+        kept.append(_parts(x)[0])
+    if output.exists() and any(path.exists() and path.samefile(output) for path in kept):
+        raise ValueError(f"{output}: holds other arrays that are read here, too; name another file")
 
 
 @contextmanager
@@ -90,7 +108,10 @@ def writing(path: Path, shape: tuple[int, ...], dtype: str, name: str) -> Iterat
     if path.suffix == ".npy" and dtype == "bfloat16":
         raise ValueError(f"{path}: .npy has no bfloat16; write a .safetensors file")
     with replacing(path) as scratch:
-        values = _create(scratch, path.suffix, shape, dtype, name)
+        try:
+            values = _create(scratch, path.suffix, shape, dtype, name)
+        except OSError as error:
+            raise OSError(f"{path}: no file of {dtype} {list(shape)} there: {error.strerror}") from error
         yield values
         if isinstance(values, np.memmap):
             values.flush()
@@ -125,9 +146,21 @@ def _create(path: Path, suffix: str, shape: tuple[int, ...], dtype: str, name: s
             with path.open("wb") as file:
                 np.save(file, np.empty(shape, storage))
             return np.empty(shape, storage)
-        return np.lib.format.open_memmap(path, "w+", storage, shape)
+        values = np.lib.format.open_memmap(path, "w+", storage, shape)
+        _reserve(path)
+        return values
     letters = next(letters for letters, known in SAFETENSORS.items() if known == dtype)
     header = json.dumps({name: {"dtype": letters, "shape": shape, "data_offsets": [0, size]}}).encode()
     header += b" " * (-len(header) % 8)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    return np.memmap(path, storage, "r+", 8 + len(header), shape) if size else np.empty(shape, storage)
+    if size == 0:
+        return np.empty(shape, storage)
+    values = np.memmap(path, storage, "r+", 8 + len(header), shape)
+    _reserve(path)
+    return values
+
+
+def _reserve(path: Path) -> None:
+    """Has the disk hold all of the file: writing to mapped memory that it cannot hold would end the process."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

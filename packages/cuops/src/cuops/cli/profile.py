@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import check
+
+if TYPE_CHECKING:
+    from .._bench.case import Case
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,30 +20,46 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="cuops",
         help="cuops, torch, torch.compile, …; for kron also v1, v2, v3: loop, transposed, cuops",
     )
-    parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--calls", type=int, default=10, help="by default 10")
     parser.add_argument("--output", type=Path, help="the trace; by default OPERATOR.trace.json")
 
 
 def main(options: argparse.Namespace) -> int:
     """Writes the trace, for chrome://tracing or https://ui.perfetto.dev, and prints the table."""
     cases = check.cases(options)
-    import torch
-    from torch.profiler import ProfilerActivity, profile, record_function
-
     from .._bench.case import available
     from .files import replacing
 
+    if options.calls < 1:
+        raise ValueError(f"--calls: expected at least 1, got {options.calls}")
     output = options.output or Path(f"{options.operator}.trace.json")
     functions = available(options.operator, options.device, options.without)
     aliases = cases[0].module.ALIASES
     name = aliases.get(options.implementation, options.implementation)
     if name not in functions:
         raise ValueError(f"implementation: expected one of {', '.join([*functions, *aliases])}, got {name}")
+    with replacing(output) as scratch:
+        profiler = _profiled(cases, functions[name], options)
+        profiler.export_chrome_trace(str(scratch))
+    print(
+        profiler.key_averages().table(
+            sort_by=f"self_{options.device}_time_total", row_limit=20, max_name_column_width=60
+        )
+    )
+    print(f"wrote {output}")
+    return 0
+
+
+def _profiled(cases: list[Case], function: Any, options: argparse.Namespace) -> Any:
+    """The profiler, once it has seen the calls of each case."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
     calls = {}
     for case in cases:
         arguments = case.module.inputs(case, options.device)
         key = f"{options.operator} {case.kind}" + (f" {case.title}" if options.also else "")
-        calls[key] = case.module.call(case, functions[name], arguments)
+        calls[key] = case.module.call(case, function, arguments)
         for _ in range(3):
             calls[key]()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if options.device == "cuda" else [])]
@@ -50,12 +70,4 @@ def main(options: argparse.Namespace) -> int:
                     call()
                 if options.device == "cuda":
                     torch.cuda.synchronize()
-    with replacing(output) as scratch:
-        profiler.export_chrome_trace(str(scratch))
-    print(
-        profiler.key_averages().table(
-            sort_by=f"self_{options.device}_time_total", row_limit=20, max_name_column_width=60
-        )
-    )
-    print(f"wrote {output}")
-    return 0
+    return profiler

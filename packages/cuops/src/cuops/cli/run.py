@@ -64,13 +64,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for name, operator in OPERATORS.items():
         function = getattr(cuops, name)
         command = commands.add_parser(name, help=(function.__doc__ or "").partition("\n")[0])
-        command.add_argument("input", metavar="IN")
-        command.add_argument("output", metavar="OUT", type=Path)
+        command.add_argument("input", metavar="IN", help="FILE.npy, FILE.safetensors or FILE.safetensors:NAME")
+        command.add_argument("output", metavar="OUT", type=Path, help="FILE.npy or FILE.safetensors")
         if not isinstance(operator, RowOperator):
             operator.arguments(command)
             continue
         for parameter in operator.parameters:
-            command.add_argument(f"--{parameter}", metavar="FILE")
+            command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is")
         for option in operator.lists:
             command.add_argument(
                 f"--{option}", metavar="FILE", action="append", default=[], help="give it once or more"
@@ -83,7 +83,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Runs the operator; says what ran where."""
-    from .files import read, writing
+    from .files import read, spare, writing
 
     operator = OPERATORS[options.operator]
     if not isinstance(operator, RowOperator):
@@ -91,6 +91,8 @@ def main(options: argparse.Namespace) -> int:
     x = read_rows(options.input)
     given = {name: getattr(options, name) for name in operator.parameters}
     keywords = {name: parameter(read(location), x) for name, location in given.items() if location}
+    lists = [location for option in operator.lists for location in getattr(options, option)]
+    spare(options.output, options.input, [*filter(None, given.values()), *lists])
     for option, name in operator.lists.items():
         keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
     keywords |= {name: getattr(options, name) for name in operator.numbers}

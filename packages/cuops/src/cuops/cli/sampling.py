@@ -28,7 +28,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Draws (..., N, d) from IN, (..., d), into OUT; says what ran where."""
-    from .files import read, writing
+    from .files import read, spare, writing
     from .run import _device, _tensors, parameter, read_rows
 
     mu = read_rows(options.input)
@@ -39,15 +39,14 @@ def main(options: argparse.Namespace) -> int:
     sigma: Any = _number(options.sigma)
     if sigma is None:
         sigma = parameter(read(options.sigma), mu)
+        spare(options.output, options.input, [options.sigma])
     if mu.dtype == "bfloat16":
         means, sigma = _tensors(means, device), _tensors(sigma, device)
     keywords = {name: getattr(options, name) for name in ("low", "high", "seed", "antithetic", "shared_noise")}
-    cuops.sample_normal(
-        means, sigma, 0, start=options.start, **keywords
-    )  # arguments are checked before there is any output
-    *leading, d = mu.values.shape
+    # No samples tell the shape of more, and arguments are checked before there is any output.
+    *leading, _, d = cuops.sample_normal(means, sigma, 0, start=options.start, **keywords).shape
     shape, start = (*leading, options.num_samples, d), time.perf_counter()
-    step = max(1, CHUNK // max(mu.values.nbytes, 1))
+    step = max(1, CHUNK // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
     with writing(options.output, shape, mu.dtype, mu.name) as out:
         for first in range(0, options.num_samples, step):
             count = min(step, options.num_samples - first)
