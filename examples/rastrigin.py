@@ -1,4 +1,5 @@
-"""Rastrigin's function in 100 dimensions, 10 to the power of 100 local minima, by the Cross-Entropy Method. Plots the search."""
+"""Rastrigin's function in 100 dimensions, 10 to the power of 100 local minima, by the Cross-Entropy Method. Plots the search
+(pip install matplotlib)."""
 
 import math
 
