@@ -39,9 +39,12 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_half", "kron_half_32_bf16"},
                              {"kron_linear_half", "kron_half_64_bf16"},
                              {"kron_linear_half", "kron_half_cube_bf16"},
-                             {"kron_linear_wide", "kron_wide_tf32"},
-                             {"kron_linear_wide", "kron_wide_f16"},
-                             {"kron_linear_wide", "kron_wide_bf16"},
+                             {"kron_linear_wide", "kron_wide_64_tf32"},
+                             {"kron_linear_wide", "kron_wide_64_f16"},
+                             {"kron_linear_wide", "kron_wide_64_bf16"},
+                             {"kron_linear_wide", "kron_wide_128_tf32"},
+                             {"kron_linear_wide", "kron_wide_128_f16"},
+                             {"kron_linear_wide", "kron_wide_128_bf16"},
                              {"kron_linear_bits", "kron_bits_f64"},
                              {"kron_linear_bits", "kron_bits_f32"},
                              {"kron_linear_twos", "kron_twos_f64"},
@@ -144,10 +147,11 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     KronBitsParams p = fill(group.bits_params);
     return run(tuned_kernel(group.tuned), &p);
   }
-  if (group.tuned >= kKronWide) {
+  if (group.tuned >= kKronWide64) {
     KronWideParams p = fill(KronWideParams{});
     p.rows = problem.rows;
-    p.matrices = matrices_map(x_rows, dtype, problem.rows, p.factors[0].in, p.factors[1].in, kWideSize / 2);
+    p.matrices = matrices_map(x_rows, dtype, problem.rows, p.factors[0].in, p.factors[1].in,
+                              wide_rows(group.tuned < kKronWide128 ? 64 : kWideMost, size_of(dtype)));
     return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned >= kKronHalf32) {

@@ -186,12 +186,23 @@ struct KronHalfParams {
 };
 static_assert(sizeof(KronHalfParams) == 264, "host and device must agree on the layout");
 
-// kron_linear_wide.cu: the threads that compute, and a warp that copies; the most rows and columns of a factor; how many halves of
-// samples shared memory has, and its size: W1, of 32 bits, and W2 are there as well.
-constexpr int kWideThreads = 256, kWideSize = 128;
-constexpr int wide_slots(int element_size) { return element_size == 4 ? 3 : 8; }
-constexpr int wide_bytes(int element_size) {
-  return 1024 + kWideSize * kWideSize * (4 + element_size) + wide_slots(element_size) * kWideSize * kWideSize / 2 * element_size;
+// kron_linear_wide.cu, for factors of up to `size`, 64 or 128: the threads that compute, beside as many warps as make the copies'
+// one whole, their registers and those that the copies' keep, of those that a block of that many threads starts with; the rows of
+// X that a copy takes; how many copies shared memory has, and its size: W1, of 32 bits, and W2 are there as well.
+constexpr int kWideMost = 128, kWideCopies = 128, kWideKept = 24;
+constexpr int wide_threads(int size) { return size == 64 ? 512 : 256; }
+constexpr int wide_registers(int threads) {
+  const int block = threads + kWideCopies;
+  return (65536 / block / 8 * 8 * block - kWideKept * kWideCopies) / threads / 8 * 8;
+}
+constexpr int wide_rows(int size, int element_size) { return element_size == 2 ? size : 64; }
+constexpr int wide_copy(int size, int element_size) { return wide_rows(size, element_size) * size * element_size; }
+constexpr int wide_factors(int size, int element_size) { return size * size * (4 + element_size); }
+constexpr int wide_slots(int size, int element_size) {
+  return (225 * 1024 - wide_factors(size, element_size)) / wide_copy(size, element_size);
+}
+constexpr int wide_bytes(int size, int element_size) {
+  return 1024 + wide_factors(size, element_size) + wide_slots(size, element_size) * wide_copy(size, element_size);
 }
 
 struct KronWideParams {

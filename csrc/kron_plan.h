@@ -54,9 +54,12 @@ enum KronKernel {
   kKronBFloat32,
   kKronBFloat64,
   kKronBFloatCube,
-  kKronWide,  // and those after it, one a dtype of plan_wide's
-  kKronWideHalf,
-  kKronWideBFloat,
+  kKronWide64,  // and those after it: plan_wide's
+  kKronWide64Half,
+  kKronWide64BFloat,
+  kKronWide128,
+  kKronWide128Half,
+  kKronWide128BFloat,
   kKronBitsF64,  // and those after it: plan_bits's
   kKronBits,
   kKronTwos,  // one a dtype

@@ -159,7 +159,7 @@ KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = nothing(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
   const bool doubles = problem.dtype == kFloat64 && best.count == 3;
-  if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || problem.single || best.count > 3 ||
+  if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || best.count > 3 ||
       (best.count > 1) != (problem.inner == 1))
     return best;
   if (problem.inner % 4 != 0 && problem.inner > 1) return best;

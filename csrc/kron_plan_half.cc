@@ -13,8 +13,11 @@ constexpr double kMma = 1.1e-3;                                      // for one 
 constexpr double kAlone = 3.4e-3;                                    // for one that waits for those before it
 constexpr double kBytes = 35e3;                                      // of device memory
 constexpr double kHidden = 0.2;                                      // of the shorter of memory and arithmetic
-// Of kron_linear_wide.cu, in TF32 and in 16 bits: in all, and for the products of a sample.
-constexpr double kWideStartTf32 = 13, kWideStart = 11, kWideProductsTf32 = 3.1, kWideProducts = 2.2;
+// Of kron_linear_wide.cu, in 16 bits and as TF32: in all, and for the products of a sample.
+struct KronWideTime {
+  double start, products;
+};
+constexpr KronWideTime kWide64[] = {{7.7, 0.4}, {9, 0.45}}, kWide128[] = {{11.5, 2.05}, {13, 3.1}};
 
 }  // namespace
 
@@ -69,20 +72,23 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   if (element_size != 2 && !problem.single) return group;
   const KronSize first = sizes[0], last = sizes[1];
   const std::int64_t most = std::max({first.in, first.out, last.in, last.out});
-  // Zeros would be most of the work.
-  if (most <= kWideSize / 2 || most > kWideSize || last.in % vector != 0 || last.out % 2 != 0 ||
-      wide_bytes(element_size) > device.shared_bytes)
+  const int size = most <= 64 ? 64 : 128;
+  // Of up to 32, zeros would be most of the work.
+  if (most <= 32 || most > kWideMost || last.in % vector != 0 || last.out % 2 != 0 ||
+      wide_bytes(size, element_size) > device.shared_bytes)
     return group;
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
-  group.tuned = element_size == 4 ? kKronWide : problem.dtype == kFloat16 ? kKronWideHalf : kKronWideBFloat;
-  group.shape = {static_cast<unsigned>(blocks), kWideThreads + 32, 1, 1, static_cast<unsigned>(wide_bytes(element_size))};
+  const int type = element_size == 4 ? 0 : problem.dtype == kFloat16 ? 1 : 2;
+  group.tuned = static_cast<KronKernel>((size == 64 ? kKronWide64 : kKronWide128) + type);
+  group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopies), 1, 1,
+                 static_cast<unsigned>(wide_bytes(size, element_size))};
   const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
   group.bytes = static_cast<double>(element_size * problem.rows) * (in + out);
   group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
-  const bool tf32 = element_size == 4;
-  const double memory = element_size * (in + out) / kBytes, compute = tf32 ? kWideProductsTf32 : kWideProducts;
-  const double round = std::max(compute, memory) + kHidden * std::min(compute, memory);
-  group.nanoseconds = 1e3 * ((tf32 ? kWideStartTf32 : kWideStart) + round * static_cast<double>(ceil_div(problem.rows, blocks)));
+  const KronWideTime& time = (size == 64 ? kWide64 : kWide128)[element_size / 4];
+  const double memory = element_size * (in + out) / kBytes;
+  const double round = std::max(time.products, memory) + kHidden * std::min(time.products, memory);
+  group.nanoseconds = 1e3 * (time.start + round * static_cast<double>(ceil_div(problem.rows, blocks)));
   group.fused = true;
   return group;
 }

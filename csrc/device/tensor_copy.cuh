@@ -25,6 +25,9 @@ __device__ inline void wait_for_arrivals(unsigned long long* barrier, unsigned p
       : "memory");
 }
 
+// What copies are to know of the map is on its way.
+__device__ inline void fetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
 // Starts to copy the box of matrix `matrix` from this row and column on; its bytes arrive at the barrier.
 __device__ inline void copy_box(void* to, const TensorMap& map, int column, int row, int matrix, unsigned long long* barrier) {
   asm volatile(
