@@ -20,7 +20,7 @@ constexpr double kCube = 13.2, kCubeStart = 9, kCubeRound = 2;
 constexpr double kStartF64 = 10.8, kColumnsF64 = 1.3, kMatrixF64 = 1.45;  // for 16 columns of x, and for 16 rows of 32, a warp
 constexpr double kBytes = 31e3;                                           // of device memory
 constexpr double kHidden = 0.2;                                           // of the shorter of memory and arithmetic
-constexpr double kOldCompiler = 1.35;                                     // times the arithmetic, in code of CUDA 11
+constexpr double kOldCompiler = 1.35, kOldCompilerCube = 1.2;             // times the arithmetic, in code of CUDA 11
 
 KronGroup nothing(const KronProblem& problem) {
   KronGroup group;
@@ -38,7 +38,8 @@ struct Shared {
   }
 };
 
-void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group) {
+void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group,
+            double old_compiler = kOldCompiler) {
   double in = static_cast<double>(problem.inner), out = in;
   for (const KronSize& size : problem.sizes) {
     in *= static_cast<double>(size.in);
@@ -48,7 +49,7 @@ void finish(const KronProblem& problem, const KronDevice& device, double start, 
   group->bytes = size_of(problem.dtype) * rows * (in + out);
   group->operations = rows * operations_of(problem.sizes.begin(), problem.sizes.end(), in);
   const double memory = group->bytes / kBytes / device.multiprocessors;
-  if (device.cuda < 120) compute *= kOldCompiler;
+  if (device.cuda < 120) compute *= old_compiler;
   group->nanoseconds = 1e3 * (start + std::max(compute, memory) + kHidden * std::min(compute, memory));
   group->fused = true;
 }
@@ -128,7 +129,7 @@ KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
   const double before = static_cast<double>(ceil_div(second.in * last.in, 16)) / 64,
                after = static_cast<double>(first.out * ceil_div(second.out, 16)) / 64;
   finish(problem, device, kCubeStart,
-         static_cast<double>(ceil_div(p.rows, blocks)) * (kCubeRound + kCube * (before + 2 * after) / 3), &group);
+         static_cast<double>(ceil_div(p.rows, blocks)) * (kCubeRound + kCube * (before + 2 * after) / 3), &group, kOldCompilerCube);
   return group;
 }
 
@@ -159,8 +160,7 @@ KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = nothing(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
   const bool doubles = problem.dtype == kFloat64 && best.count == 3;
-  if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || best.count > 3 ||
-      (best.count > 1) != (problem.inner == 1))
+  if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || best.count > 3 || (best.count > 1) != (problem.inner == 1))
     return best;
   if (problem.inner % 4 != 0 && problem.inner > 1) return best;
   const int most = best.count == 3 ? kMostOfThree : kMost;
