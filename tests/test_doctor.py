@@ -55,6 +55,7 @@ def examine(capsys, *options):
     code = main(["doctor", "--json", *options])
     report = json.loads(capsys.readouterr().out)
     assert report["exit_code"] == code
+    assert code == (report["problems"][0]["code"] if report["problems"] else 0)
     return report
 
 

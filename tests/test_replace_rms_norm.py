@@ -224,6 +224,7 @@ def test_bad_arguments_are_refused_and_change_nothing():
         (TypeError, "^model: expected a torch.nn.Module, got list", lambda: cuops.nn.replace_rms_norm([model])),
         (ValueError, "^model: expected a module with RMSNorm modules", lambda: cuops.nn.replace_rms_norm(model[0])),
         (TypeError, "^also: expected classes", lambda: cuops.nn.replace_rms_norm(model, {OtherNorm: 1e-6})),
+        (TypeError, "^also: expected a mapping of classes", lambda: cuops.nn.replace_rms_norm(model, [OtherNorm])),
         (
             ValueError,
             "^also: expected attributes that OtherNorm has, got 'eps'",

@@ -23,6 +23,8 @@ def bad_calls(mu, sigma, other):
         ((mu, sigma, 5), {"start": 2**44 - 4}, ValueError, f"start: expected an integer from 0 to {2**44 - 5}"),
         ((mu, sigma, 5), {"sample_dim": 1}, ValueError, "sample_dim: "),
         ((mu, three, 5), {}, ValueError, "sigma: "),
+        ((mu, "1", 5), {}, TypeError, "sigma: expected a number or an array like mu, got str"),
+        ((mu, sigma, 5), {"low": [1.0]}, TypeError, "low: expected a number or an array like mu, got list"),
         ((mu, -1.0, 5), {}, ValueError, "sigma: expected a finite number of at least 0, got -1.0"),
         ((mu, sigma, 5), {"low": three}, ValueError, "low: "),
         ((mu, other, 5), {}, TypeError, "sigma: "),

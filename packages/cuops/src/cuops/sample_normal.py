@@ -94,6 +94,8 @@ def sample_normal(
     for name, value in given.items():
         if isinstance(value, numbers.Real) or (value is None and name != "sigma"):
             _checks.number(name, value)
+        elif name != "mu" and not hasattr(value, "shape"):
+            raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
         else:
             _arguments.array(name, value, mu, "mu")
     shape = _arguments.broadcast({n: tuple(v.shape) for n, v in given.items() if hasattr(v, "shape")})

@@ -68,7 +68,7 @@ class Examination:
         self.report["gpus"] = self._gpus()
         self.report["choice"] = self._choice()
         self.report["self_tests"] = self._self_tests()
-        self.report["problems"] = self.problems
+        self.report["problems"] = sorted(self.problems, key=lambda problem: problem["code"])
         self.report["exit_code"] = min((problem["code"] for problem in self.problems), default=0)
 
     def _problem(self, code: int, what: str, command: str) -> None:
