@@ -186,15 +186,17 @@ struct KronHalfParams {
 };
 static_assert(sizeof(KronHalfParams) == 264, "host and device must agree on the layout");
 
-// kron_linear_wide.cu, for factors of up to `size`, 64 or 128: the threads that compute, beside as many warps as make the copies'
-// one whole, their registers and those that the copies' keep, of those that a block of that many threads starts with; the rows of
-// X that a copy takes; how many copies shared memory has, and its size: W1, of 32 bits, and W2 are there as well.
-constexpr int kWideMost = 128, kWideCopies = 128, kWideKept = 24;
+// kron_linear_wide.cu, for factors of up to `size`, 64 or 128: the threads that compute, beside those of which one asks for copies,
+// and the registers of either. A block starts with as many a thread as a multiprocessor has; from what some give up the others
+// take, and would wait forever for more than there are.
+constexpr int kWideMost = 128, kWideCopyThreads = 128, kWideCopyRegisters = 24;
 constexpr int wide_threads(int size) { return size == 64 ? 512 : 256; }
 constexpr int wide_registers(int threads) {
-  const int block = threads + kWideCopies;
-  return (65536 / block / 8 * 8 * block - kWideKept * kWideCopies) / threads / 8 * 8;
+  const int block = threads + kWideCopyThreads;
+  return (65536 / block / 8 * 8 * block - kWideCopyRegisters * kWideCopyThreads) / threads / 8 * 8;
 }
+// Of X, the rows that one copy takes, and its bytes; the bytes of W1, of 32 bits, and W2; how many copies shared memory has beside
+// these, and its bytes.
 constexpr int wide_rows(int size, int element_size) { return element_size == 2 ? size : 64; }
 constexpr int wide_copy(int size, int element_size) { return wide_rows(size, element_size) * size * element_size; }
 constexpr int wide_factors(int size, int element_size) { return size * size * (4 + element_size); }

@@ -1,6 +1,6 @@
 // Kronecker-factored linear layers of two factors of up to 64 or 128, in 16 bits or as TF32, on compute capability 9.0: 128 threads
 // multiply 64 of the last factor's rows by X^T. What that leaves in their registers is, without a move, the first operand of the
-// product with W1, as TF32. One warp more has the copies of X to shared memory.
+// product with W1, as TF32. One thread of others asks for the copies of X to shared memory.
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -190,7 +190,7 @@ __device__ void kron_wide(const KronWideParams& p) {
   }
   __syncthreads();
   if (warp >= kWarps) {
-    keep_registers<kWideKept>();
+    keep_registers<kWideCopyRegisters>();
     if (warp == kWarps && lane == 0) copy_samples<T, kSize, kRows, kSlots>(p, slots, full, empty);
     return;
   }
@@ -294,10 +294,10 @@ __device__ void kron_wide(const KronWideParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE(size, name, T)                                                                  \
-  extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopies, 1) \
-      kron_wide_##size##_##name(const __grid_constant__ cuops::KronWideParams p) {                \
-    cuops::kron_wide<T, size>(p);                                                                 \
+#define KRON_WIDE(size, name, T)                                                                       \
+  extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopyThreads, 1) \
+      kron_wide_##size##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
+    cuops::kron_wide<T, size>(p);                                                                      \
   }
 
 // Instances, as kron_plan_half.cc asks for them.

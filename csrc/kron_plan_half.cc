@@ -73,14 +73,14 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   const KronSize first = sizes[0], last = sizes[1];
   const std::int64_t most = std::max({first.in, first.out, last.in, last.out});
   const int size = most <= 64 ? 64 : 128;
-  // Of up to 32, zeros would be most of the work.
+  // Of up to 32, zeros would be most of the work. Rows of y are whole vectors where they follow one another, or others are taken.
   if (most <= 32 || most > kWideMost || last.in % vector != 0 || last.out % 2 != 0 ||
-      wide_bytes(size, element_size) > device.shared_bytes)
+      (problem.rows > 1 && first.out * last.out % vector != 0) || wide_bytes(size, element_size) > device.shared_bytes)
     return group;
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
   const int type = element_size == 4 ? 0 : problem.dtype == kFloat16 ? 1 : 2;
   group.tuned = static_cast<KronKernel>((size == 64 ? kKronWide64 : kKronWide128) + type);
-  group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopies), 1, 1,
+  group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
                  static_cast<unsigned>(wide_bytes(size, element_size))};
   const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
   group.bytes = static_cast<double>(element_size * problem.rows) * (in + out);

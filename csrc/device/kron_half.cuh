@@ -1,5 +1,5 @@
-// What the kernels of kron_linear_half.cu are made of: factors in shared memory in the order of the tensor cores' operands, and 32
-// columns of W1 X W2^T for a matrix X of 16 bits, by one warp and in its registers.
+// What the kernels of kron_linear_half.cu, and some of kron_linear_wide.cu, are made of: factors in shared memory in the order of
+// the tensor cores' operands, and 32 columns of W1 X W2^T for a matrix X of 16 bits, by one warp and in its registers.
 #pragma once
 
 #include "kron_tile.cuh"

@@ -70,17 +70,17 @@ __device__ __forceinline__ void multiply(float (&d)[8][4], unsigned long long a,
                "}, %32, %33, p, 1, 1" tail ";\n}"                                                                        \
                : CUOPS_8_TILES(d)                                                                                        \
                : "l"(a), "l"(b), "r"(static_cast<int>(more)))
-  CUOPS_MULTIPLY_TYPE("64")
+  CUOPS_MULTIPLY_TYPE("64");
 #undef CUOPS_MULTIPLY
 }
 template <class T>
-__device__ __forceinline__ void multiply(float (&d)[2][8][4], unsigned long long a, unsigned long long b, bool more){
+__device__ __forceinline__ void multiply(float (&d)[2][8][4], unsigned long long a, unsigned long long b, bool more) {
 #define CUOPS_MULTIPLY(instruction, tail)                                                                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned." instruction " {" CUOPS_64_NAMES \
                "}, %64, %65, p, 1, 1" tail ";\n}"                                                                        \
                : CUOPS_8_TILES(d[0]), CUOPS_8_TILES(d[1])                                                                \
                : "l"(a), "l"(b), "r"(static_cast<int>(more)))
-    CUOPS_MULTIPLY_TYPE("128")
+  CUOPS_MULTIPLY_TYPE("128");
 #undef CUOPS_MULTIPLY
 }
 
