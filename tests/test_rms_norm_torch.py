@@ -70,6 +70,19 @@ def test_compiles_into_one_graph(dynamic, device):
         torch.testing.assert_close(layer(x, weight, residual), cuops.rms_norm(y * 2, weight) + h)
 
 
+def test_compiled_code_takes_sizes_that_it_does_not_know(device):
+    counter = torch._dynamo.testing.CompileCounter()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+    def normalized(x):
+        return cuops.rms_norm(x, normalized_shape=x.shape[1:])
+
+    for n in range(4, 8):
+        x = make((2, n, 3), torch.float32, device, n)
+        torch.testing.assert_close(normalized(x), cuops.rms_norm(x, normalized_shape=(n, 3)))
+    assert counter.frame_count == 1
+
+
 def test_compiled_graphs_call_the_operator(device):
     found = []
 

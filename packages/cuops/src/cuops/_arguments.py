@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 import sys
 from typing import Any
 
@@ -41,7 +40,8 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         if value.layout is not torch.strided:
             raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
     elif is_ndarray(value):
-        if {kind.__name__ for kind in type(value).__mro__} & {"MaskedArray", "matrix"}:  # which compute otherwise
+        ma = sys.modules.get("numpy.ma")
+        if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
             raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
     elif not hasattr(value, "__dlpack_device__"):
         got = type(value).__qualname__
@@ -96,12 +96,10 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """An integer, or those of a sequence."""
-    if isinstance(value, (int, numbers.Integral)):
-        return (int(value),)
-    try:
-        return tuple(operator.index(size) for size in value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}") from None
+    given = (value,) if not hasattr(value, "__iter__") else tuple(value)
+    if not all(isinstance(size, (int, numbers.Integral)) for size in given):
+        raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
+    return given
 
 
 def trailing_shape(name: str, shape: tuple[int, ...], x: Any) -> None:

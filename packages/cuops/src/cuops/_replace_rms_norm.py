@@ -87,7 +87,9 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__qualname__}")
     if not isinstance(also, (Mapping, type(None))):
-        raise TypeError(f"also: expected a mapping of classes to their cuops.nn.Formula, got a {type(also).__qualname__}")
+        raise TypeError(
+            f"also: expected a mapping of classes to their cuops.nn.Formula, got a {type(also).__qualname__}"
+        )
     also = dict(also or {})
     for cls, formula in also.items():
         if not isinstance(cls, type) or not isinstance(formula, Formula):

@@ -11,8 +11,10 @@ from ._noise import MOST_COLUMNS, MOST_SAMPLES
 
 def number(name: str, value: Any) -> None:
     """What is given in place of an array: a number or None."""
-    if name == "mu" or isinstance(value, bool):
-        raise TypeError(f"{name}: expected an array, got {type(value).__qualname__}")
+    if name == "mu":
+        raise TypeError(f"mu: expected an array, got {type(value).__qualname__}")
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected a number or an array like mu, got bool")
     if name == "sigma":
         _arguments.number(name, value, least=0)
     elif value is not None and math.isnan(value):
