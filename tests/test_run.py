@@ -1,5 +1,8 @@
 """cuops run: operators on files."""
 
+import errno
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -89,6 +92,16 @@ def test_a_tensor_of_a_safetensors_file(tmp_path, monkeypatch, dtype):
         ),
         (b'{"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 8]}}', "are not those of F32"),
         (b'{"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}}', "are not those of F32"),
+        (b"[" * 200000, "expected a safetensors file"),
+        (
+            b'{"x": {"dtype": ["F32"], "shape": [2, 3], "data_offsets": [0, 24]}}',
+            "expected dtype, shape and data_offsets",
+        ),
+        (b'{"x": {"dtype": "F32", "shape": [true, 6], "data_offsets": [0, 24]}}', "expected dtype, shape"),
+        (
+            b'{"x": {"dtype": "F32", "shape": [' + b"1, " * 99 + b'6], "data_offsets": [0, 24]}}',
+            "maximum supported dimension",
+        ),
         (b'{"x": {"dtype": "I32", "shape": [2, 3], "data_offsets": [0, 24]}}', "expected F64, F32, F16, BF16, got I32"),
     ],
 )
@@ -133,8 +146,8 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["x.npy", "y.csv"], "expected a name that ends in .npy or .safetensors"),
         (["ints.npy", "y.npy"], "expected float64, float32, float16 or bfloat16, got int64"),
         (["x.npy", "y.npy", "--weight", "w9.npy"], "weight: expected the last of x's dimensions, (33,), got (9,)"),
-        (["x.npy", "w33.npy", "--weight", "w33.npy"], "w33.npy: holds other arrays that are read here, too"),
-        (["two.safetensors:a", "two.safetensors"], "two.safetensors: holds other arrays that are read here, too"),
+        (["x.npy", "w33.npy", "--weight", "w33.npy"], "w33.npy: is read here, too; name another file"),
+        (["two.safetensors:a", "two.safetensors"], "two.safetensors: holds other tensors than two.safetensors:a"),
         (["two.safetensors", "y.npy"], "has 2 tensors; name one as two.safetensors:NAME, of a, b"),
         (["two.safetensors:", "y.npy"], "has no tensor ''"),
         (["none.safetensors", "y.npy"], "none.safetensors: has no tensors"),
@@ -167,30 +180,52 @@ def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("name", ["y.npy", "y.safetensors"])
-def test_a_disk_that_cannot_hold_the_output_is_one_line(tmp_path, x, name):
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)); "  # y has 4620 bytes
-    code = limited + "from cuops.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "run", "rms_norm", "x.npy", name]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == f"cuops run: {name}: no file of float32 [5, 7, 33] there: File too large\n"
+def test_a_disk_that_cannot_hold_the_output_is_one_line(tmp_path, monkeypatch, capsys, x, name):
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert main(["run", "rms_norm", "x.npy", name]) == 1
+    says = f"cuops run: {name}: no file of float32 [5, 7, 33] there: No space left on device\n"
+    assert capsys.readouterr().err == says
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 
-def test_a_termination_leaves_no_unfinished_output(tmp_path, x):
-    code = """
-        import os, signal, sys
-        from cuops.cli import main, run
+def test_a_file_system_that_cannot_reserve_is_written_to(tmp_path, monkeypatch, x):
+    def cannot(*_):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", cannot)
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), reference(x), rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_link_names_is_written_and_keeps_its_mode(tmp_path, x):
+    (tmp_path / "private.npy").touch(0o600)
+    (tmp_path / "link.npy").symlink_to("private.npy")
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "link.npy")]) == 0
+    assert (tmp_path / "link.npy").is_symlink()
+    assert (tmp_path / "private.npy").stat().st_mode & 0o777 == 0o600
+    np.testing.assert_allclose(np.load(tmp_path / "private.npy"), reference(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_leaves_no_unfinished_output(tmp_path, x, number):
+    code = f"""
+        import os, sys
+        from cuops.cli import command, run
 
         def killed(part, **_):
-            os.kill(os.getpid(), len(part) and signal.SIGTERM)
+            os.kill(os.getpid(), {number:d} if len(part) else 0)
             return part
 
         run.OPERATORS["rms_norm"] = run.RowOperator(killed, ("weight", "bias"))
-        sys.exit(main(["run", "rms_norm", "x.npy", "y.npy"]))
+        sys.exit(command())
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 143
+    command = [sys.executable, "-c", textwrap.dedent(code), "run", "rms_norm", "x.npy", "y.npy"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 128 + number
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
 
@@ -228,6 +263,8 @@ def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
     np.testing.assert_array_equal(
         np.load(tmp_path / "x.npy"), cuops.sample_normal(mu, np.stack([sigma, 2 * sigma]), 17, seed=3)
     )
+    assert main([*command, "--start", str(2**44 - 5)]) == 1
+    assert "start: expected an integer from 0 to" in capsys.readouterr().err
     assert main([*command, "--sigma", "-1"]) == 1
     assert "sigma: " in capsys.readouterr().err
     assert main([*command, "--num-samples", "-1"]) == 1

@@ -6,7 +6,6 @@ import argparse
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 
 from ..errors import CuopsError
@@ -44,15 +43,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code. A user's mistake and a broken installation are a line each."""
     options = parser().parse_args(arguments)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which removes unfinished files
     try:
-        code = int(options.run(options))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # nobody reads on, as in `cuops doctor | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return int(options.run(options))
+    except BrokenPipeError:
+        raise
     except (CuopsError, TypeError, ValueError, OSError) as error:
         print(f"cuops {options.command}: {error}", file=sys.stderr)
         return 1
@@ -64,3 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"cuops {options.command}: interrupted", file=sys.stderr)
         return 130
+
+
+def command() -> int:
+    """`main` as a shell calls it: what ends it removes unfinished files, and nobody need read all that it prints."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        try:
+            return main()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try again
+        if isinstance(error, BrokenPipeError):
+            return 128 + signal.SIGPIPE
+        print(f"cuops: {error}", file=sys.stderr)
+        return 1

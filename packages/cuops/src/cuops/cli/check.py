@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .._bench.case import Case
 
 
-MOST_SIZES = 60  # a torch tensor has at most 64 dimensions
+MOST_SIZES = 60  # PyTorch's tensors have at most 64 dimensions, of which implementations need some
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

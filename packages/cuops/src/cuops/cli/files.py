@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -60,7 +61,7 @@ def _read_safetensors(path: Path, name: str | None) -> FileArray:
     entry = header[name]
     try:
         letters, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        if not all(isinstance(size, int) and size >= 0 for size in (*shape, begin, end)):
+        if not isinstance(letters, str) or not all(type(size) is int and size >= 0 for size in (*shape, begin, end)):
             raise ValueError("a size is negative, or none")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}:{name}: expected dtype, shape and data_offsets in its header, got {entry}") from error
@@ -70,9 +71,11 @@ def _read_safetensors(path: Path, name: str | None) -> FileArray:
     storage = _storage(dtype)
     if end - begin != math.prod(shape) * storage.itemsize or start + end > path.stat().st_size:
         raise ValueError(f"{path}:{name}: its data, bytes {begin} to {end}, are not those of {letters} {list(shape)}")
-    if 0 in shape:
-        return FileArray(np.empty(shape, storage), dtype, name)
-    return FileArray(np.memmap(path, storage, "r", start + begin, shape), dtype, name)
+    try:
+        values = np.empty(shape, storage) if 0 in shape else np.memmap(path, storage, "r", start + begin, shape)
+    except ValueError as error:  # more dimensions, or larger ones, than NumPy has
+        raise ValueError(f"{path}:{name}: {error}") from error
+    return FileArray(values, dtype, name)
 
 
 def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -84,7 +87,7 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
         header = json.loads(text)
         header.pop("__metadata__", None)
         header.items()
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path}: expected a safetensors file") from None
     if not header:
         raise ValueError(f"{path}: has no tensors")
@@ -92,12 +95,12 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def spare(output: Path, x: str, others: Iterable[str]) -> None:
-    """Raises where `output` would take the place of more than the array at `x`."""
-    kept = [_parts(location)[0] for location in others]
-    if output.suffix == ".safetensors" and output.is_file() and len(_safetensors_header(output)[0]) > 1:
-        kept.append(_parts(x)[0])
-    if output.exists() and any(path.exists() and path.samefile(output) for path in kept):
-        raise ValueError(f"{output}: holds other arrays that are read here, too; name another file")
+    """Raises where `output` would take the place of an input; it may take that of x, alone in its file."""
+    if output.resolve() in [_parts(location)[0].resolve() for location in others]:
+        raise ValueError(f"{output}: is read here, too; name another file")
+    path = _parts(x)[0]
+    if path.suffix == ".safetensors" and path.resolve() == output.resolve() and len(_safetensors_header(path)[0]) > 1:
+        raise ValueError(f"{output}: holds other tensors than {x}; name another file")
 
 
 @contextmanager
@@ -124,6 +127,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected the name of a file")
+    path = path.resolve()  # what a link names, rather than the link
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     os.close(handle)
     scratch = Path(name)
@@ -131,7 +135,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield scratch
         mask = os.umask(0)
         os.umask(mask)
-        scratch.chmod(0o666 & ~mask)  # mkstemp's file is for its owner alone
+        scratch.chmod(path.stat().st_mode if path.exists() else 0o666 & ~mask)  # mkstemp's file is for its owner alone
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)
@@ -163,4 +167,8 @@ def _create(path: Path, suffix: str, shape: tuple[int, ...], dtype: str, name: s
 def _reserve(path: Path) -> None:
     """Has the disk hold all of the file: writing to mapped memory that it cannot hold would end the process."""
     with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # a file system that cannot tell
+                raise

@@ -92,9 +92,9 @@ def main(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in operator.parameters}
     keywords = {name: parameter(read(location), x) for name, location in given.items() if location}
     lists = [location for option in operator.lists for location in getattr(options, option)]
-    spare(options.output, options.input, [*filter(None, given.values()), *lists])
     for option, name in operator.lists.items():
         keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
+    spare(options.output, options.input, [*filter(None, given.values()), *lists])
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = _device()
     if x.dtype == "bfloat16":

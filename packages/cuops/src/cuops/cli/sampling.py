@@ -9,6 +9,7 @@ from typing import Any
 
 import cuops
 
+from .. import _sample_normal_checks
 from .._torch import torch
 
 CHUNK = 256 << 20  # bytes of samples at once
@@ -39,12 +40,13 @@ def main(options: argparse.Namespace) -> int:
     sigma: Any = _number(options.sigma)
     if sigma is None:
         sigma = parameter(read(options.sigma), mu)
-        spare(options.output, options.input, [options.sigma])
+    spare(options.output, options.input, [] if _number(options.sigma) is not None else [options.sigma])
     if mu.dtype == "bfloat16":
         means, sigma = _tensors(means, device), _tensors(sigma, device)
     keywords = {name: getattr(options, name) for name in ("low", "high", "seed", "antithetic", "shared_noise")}
     # No samples tell the shape of more, and arguments are checked before there is any output.
     *leading, _, d = cuops.sample_normal(means, sigma, 0, start=options.start, **keywords).shape
+    _sample_normal_checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
     shape, start = (*leading, options.num_samples, d), time.perf_counter()
     step = max(1, CHUNK // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
     with writing(options.output, shape, mu.dtype, mu.name) as out:
