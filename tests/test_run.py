@@ -214,8 +214,10 @@ def test_what_a_link_names_is_written_and_keeps_its_mode(tmp_path, x):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_termination_leaves_no_unfinished_output(tmp_path, x, number):
     code = f"""
-        import os, sys
+        import os, signal, sys
         from cuops.cli import command, run
+
+        signal.signal({number:d}, signal.SIG_DFL)  # whatever this test was started with
 
         def killed(part, **_):
             os.kill(os.getpid(), {number:d} if len(part) else 0)
