@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except BrokenPipeError:
+    except BrokenPipeError:  # is no mistake: see `command`
         raise
     except (CuopsError, TypeError, ValueError, OSError) as error:
         print(f"cuops {options.command}: {error}", file=sys.stderr)

@@ -113,6 +113,7 @@ def writing(path: Path, shape: tuple[int, ...], dtype: str, name: str) -> Iterat
     with replacing(path) as scratch:
         try:
             values = _create(scratch, path.suffix, shape, dtype, name)
+            _reserve(scratch)
         except OSError as error:
             raise OSError(f"{path}: no file of {dtype} {list(shape)} there: {error.strerror}") from error
         yield values
@@ -150,18 +151,12 @@ def _create(path: Path, suffix: str, shape: tuple[int, ...], dtype: str, name: s
             with path.open("wb") as file:
                 np.save(file, np.empty(shape, storage))
             return np.empty(shape, storage)
-        values = np.lib.format.open_memmap(path, "w+", storage, shape)
-        _reserve(path)
-        return values
+        return np.lib.format.open_memmap(path, "w+", storage, shape)
     letters = next(letters for letters, known in SAFETENSORS.items() if known == dtype)
     header = json.dumps({name: {"dtype": letters, "shape": shape, "data_offsets": [0, size]}}).encode()
     header += b" " * (-len(header) % 8)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    if size == 0:
-        return np.empty(shape, storage)
-    values = np.memmap(path, storage, "r+", 8 + len(header), shape)
-    _reserve(path)
-    return values
+    return np.memmap(path, storage, "r+", 8 + len(header), shape) if size else np.empty(shape, storage)
 
 
 def _reserve(path: Path) -> None:

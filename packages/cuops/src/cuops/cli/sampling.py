@@ -37,10 +37,9 @@ def main(options: argparse.Namespace) -> int:
         raise ValueError(f"--num-samples: expected at least 0, got {options.num_samples}")
     device, where = _device()
     means: Any = parameter(mu, mu)
-    sigma: Any = _number(options.sigma)
-    if sigma is None:
-        sigma = parameter(read(options.sigma), mu)
-    spare(options.output, options.input, [] if _number(options.sigma) is not None else [options.sigma])
+    number = _number(options.sigma)
+    sigma: Any = parameter(read(options.sigma), mu) if number is None else number
+    spare(options.output, options.input, [options.sigma] if number is None else [])
     if mu.dtype == "bfloat16":
         means, sigma = _tensors(means, device), _tensors(sigma, device)
     keywords = {name: getattr(options, name) for name in ("low", "high", "seed", "antithetic", "shared_noise")}
