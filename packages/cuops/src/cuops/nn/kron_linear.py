@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import _arguments
 from .._nearest_kronecker import nearest_kronecker
 from ..kron_linear import kron_linear
 
@@ -102,8 +103,9 @@ class KronLinear(torch.nn.Module):
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes as a tuple. Raises where they are not positive integers, or there are none."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(isinstance(size, int) for size in sizes):
+    if not isinstance(sizes, Sequence):
         raise TypeError(f"{name}: expected a sequence of integers, got {sizes!r}")
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"{name}: expected at least one size, each of at least 1, got {tuple(sizes)}")
-    return tuple(sizes)
+    given = _arguments.sizes(name, sizes)
+    if not given or min(given) < 1:
+        raise ValueError(f"{name}: expected at least one size, each of at least 1, got {given}")
+    return given
