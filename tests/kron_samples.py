@@ -45,6 +45,15 @@ LARGE = {  # for the GPU
     "ten of 2, many rows": ((4099,), [(2, 2)] * 10),
     "large factors": ((7,), [(700, 300), (200, 500)]),
 }
+FUSED = [  # sizes of factors that fit one kernel, or a few
+    [(128, 128)] * 2,
+    [(64, 64)] * 2,
+    [(8, 8)] * 4,
+    [(2, 2)] * 10,
+    [(16, 16)] * 3,
+    [(86, 86), (128, 128)],
+    [(5, 3), (7, 5), (2, 7)],
+]
 EMPTY = ("empty batch", "empty in the middle", "no rows", "no columns")
 TO_DIFFERENTIATE = [
     "one factor",
@@ -60,6 +69,20 @@ TO_DIFFERENTIATE = [
 
 def make(shape, dtype=torch.float32, device="cpu", seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device, dtype)
+
+
+def random(shape, dtype=torch.float32, seed=0):
+    """As `make`, drawn on the GPU."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cuda").to(dtype)
+
+
+def factors_of(sizes, dtype=torch.float32):
+    return [random(size, dtype, seed) for seed, size in enumerate(sizes, 1)]
+
+
+def columns_of(sizes):
+    return math.prod(i for _, i in sizes)
 
 
 def arguments(sample, dtype=torch.float32, device="cpu"):

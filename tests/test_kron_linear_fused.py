@@ -1,4 +1,4 @@
-"""The fused kernels of kron_linear, and the plan that chooses among them."""
+"""The fused kernels of kron_linear."""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ import math
 
 import cuops
 import pytest
+import torch
 from cuops import _backend
+from kron_samples import FUSED, columns_of, factors_of, random
 
-torch = pytest.importorskip("torch")
 gpu = pytest.mark.gpu
-SIZES = [
-    [(128, 128)] * 2,
-    [(64, 64)] * 2,
-    [(8, 8)] * 4,
-    [(2, 2)] * 10,
-    [(16, 16)] * 3,
-    [(86, 86), (128, 128)],
-    [(5, 3), (7, 5), (2, 7)],
-]
 OF_FLOAT32 = [
     [(32, 32)] * 2,
     [(40, 24), (20, 48)],
@@ -27,35 +19,10 @@ OF_FLOAT32 = [
     [(12, 24), (28, 24), (20, 16)],
     [(64, 64)] * 3,
 ]
-OF_16_BITS = [
-    [(32, 32)] * 2,
-    [(31, 20), (16, 24)],
-    [(35, 40), (56, 44)],
-    [(32, 32)] * 3,
-    [(28, 12), (25, 24), (24, 16)],
-]
-OF_16_BITS_OR_TF32 = [
-    [(128, 128)] * 2,
-    [(101, 86), (66, 128)],
-    [(96, 96), (100, 56)],
-    [(3, 128), (128, 8)],
-    [(64, 64)] * 2,
-    [(35, 40), (50, 48)],
-    [(5, 64), (64, 8)],
-]
-
-
-def random(shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cuda").to(dtype)
-
-
-def factors_of(sizes, dtype=torch.float32):
-    return [random(size, dtype, seed) for seed, size in enumerate(sizes, 1)]
-
-
-def columns_of(sizes):
-    return math.prod(i for _, i in sizes)
+TWO_OF_64 = [[(64, 64)] * 2, [(35, 40), (56, 48)], [(8, 64), (64, 8)]]
+OF_16_BITS = [[(32, 32)] * 2, *TWO_OF_64, [(31, 20), (16, 24)], [(32, 32)] * 3, [(28, 12), (25, 24), (24, 16)]]
+TWO_OF_128 = [[(128, 128)] * 2, [(101, 86), (66, 128)], [(96, 96), (100, 56)], [(3, 128), (128, 8)]]
+TWO = [*TWO_OF_64, *TWO_OF_128, [(35, 40), (50, 48)], [(5, 64), (64, 8)]]
 
 
 def distance(got, want):
@@ -63,42 +30,8 @@ def distance(got, want):
     return ((got.double() - want).norm(dim=-1) / want.norm(dim=-1)).max().item()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "named"),
-    [
-        ((4, [(2, 2)], "int8"), TypeError, "dtype"),
-        ((4, []), ValueError, "sizes"),
-        ((4, [(2, 0)]), ValueError, "sizes"),
-        ((4, [(2, 2, 2)]), ValueError, "sizes"),
-        ((0, [(2, 2)]), ValueError, "rows"),
-    ],
-)
-def test_a_plan_of_nothing_is_refused(arguments, error, named):
-    with pytest.raises(error, match=named):
-        cuops.kron_plan(*arguments)
-
-
 @gpu
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("sizes", [*SIZES, [(1000, 1000), (3, 3)], [(16, 16)] * 5])
-def test_a_plan_applies_every_factor_once_in_order(sizes, dtype):
-    plan = cuops.kron_plan(1024, sizes, dtype)
-    covered = [k for group in plan.groups for k in range(group.first, group.first + group.count)]
-    assert covered == list(range(len(sizes)))
-    assert plan.microseconds > 0
-    assert len(str(plan).splitlines()) == len(plan.groups) + 2
-
-
-@gpu
-def test_a_plan_counts_bytes_and_operations():
-    plan = cuops.kron_plan(4096, [(8, 8)] * 4)
-    assert [group.fused for group in plan.groups] == [True]
-    assert plan.bytes == 2 * 4096 * 4096 * 4
-    assert plan.operations >= 2 * 4096 * 4096 * 4 * 8
-
-
-@gpu
-@pytest.mark.parametrize("sizes", SIZES + OF_FLOAT32)
+@pytest.mark.parametrize("sizes", FUSED + OF_FLOAT32)
 def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
     x, factors = random((300, columns_of(sizes))), factors_of(sizes)
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
@@ -163,7 +96,7 @@ def test_powers_of_two_with_up_to_1024_elements_a_sample(sizes, dtype, rows):
 
 @gpu
 @pytest.mark.parametrize("rows", [1, 3, 33, 150, 700])
-@pytest.mark.parametrize("sizes", SIZES + OF_FLOAT32)
+@pytest.mark.parametrize("sizes", FUSED + OF_FLOAT32)
 def test_any_batch_with_a_bias(rows, sizes):
     rows = min(rows, max(3, (1 << 24) // columns_of(sizes)))
     x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
@@ -226,7 +159,7 @@ def test_rows_and_factors_of_any_magnitude(size, dtype):
 @gpu
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
-    [(sizes, dtype) for sizes in SIZES for dtype in (torch.float64, torch.float32, torch.bfloat16)]
+    [(sizes, dtype) for sizes in FUSED for dtype in (torch.float64, torch.float32, torch.bfloat16)]
     + [(sizes, torch.float32) for sizes in OF_FLOAT32]
     + [(sizes, dtype) for sizes in OF_16_BITS for dtype in (torch.float16, torch.bfloat16)]
     + [([(32, 32)] * 3, torch.float64)],
@@ -240,7 +173,7 @@ def test_views_give_what_copies_give(sizes, dtype):
 
 
 @gpu
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", FUSED)
 def test_gradients_of_factors_are_the_same_in_every_run(sizes):
     x, factors = random((1000, columns_of(sizes))), [w.requires_grad_() for w in factors_of(sizes)]
     dy = random((1000, math.prod(o for o, _ in sizes)), seed=9)
@@ -267,7 +200,7 @@ def test_16_bits_lose_little_more_than_a_rounding_of_the_result(sizes, dtype):
 @gpu
 @pytest.mark.parametrize("rows", [1, 140, 3000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sizes", OF_16_BITS + OF_16_BITS_OR_TF32)
+@pytest.mark.parametrize("sizes", OF_16_BITS + TWO[len(TWO_OF_64) :])
 def test_16_bits_of_any_batch_with_a_bias(rows, sizes, dtype):
     x, factors = random((rows, columns_of(sizes)), dtype), factors_of(sizes, dtype)
     bias = random((math.prod(o for o, _ in sizes),), dtype, seed=8)
@@ -288,7 +221,7 @@ def tf32():
 @gpu
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("rows", [1, 150, 700])
-@pytest.mark.parametrize("sizes", [sizes for sizes in OF_16_BITS_OR_TF32 if math.prod(o for o, _ in sizes) > 100])
+@pytest.mark.parametrize("sizes", [sizes for sizes in TWO if math.prod(o for o, _ in sizes) > 100])
 def test_tf32_rounds_x_factors_and_what_lies_between(sizes, rows):
     x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
     bias = random((math.prod(o for o, _ in sizes),), seed=8)
@@ -305,7 +238,7 @@ def test_tf32_rounds_x_factors_and_what_lies_between(sizes, rows):
     ("dtype", "allow_tf32"),
     [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
 )
-@pytest.mark.parametrize("sizes", OF_16_BITS_OR_TF32)
+@pytest.mark.parametrize("sizes", TWO)
 def test_one_kernel_reads_views_of_two_factors_and_of_rows(sizes, dtype, allow_tf32, rows):
     columns, outputs = columns_of(sizes), math.prod(o for o, _ in sizes)
     x = random((rows, columns + 24), dtype)[:, 8:-16]
@@ -346,82 +279,3 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(size, dtype, value):
     assert not got[7].isfinite().any()
     assert torch.equal(got[:7], want[:7])
     assert torch.equal(got[8:], want[8:])
-
-
-def measured_microseconds(call):
-    """The median of graph replays on an empty L2 cache."""
-    call()
-    torch.cuda.synchronize()
-    graph, flush = torch.cuda.CUDAGraph(), torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    with torch.cuda.graph(graph):
-        call()
-    times = []
-    for _ in range(15):
-        flush.zero_()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
-
-
-@gpu
-@pytest.mark.captures
-@pytest.mark.timed
-@pytest.mark.parametrize(
-    ("rows", "sizes", "dtype"),
-    [
-        (1, [128] * 2, torch.float32),
-        (32, [128] * 2, torch.float32),
-        (1024, [128] * 2, torch.float32),
-        (1024, [96] * 2, torch.float32),
-        (1024, [24] * 3, torch.float32),
-        (1024, [32] * 3, torch.float32),
-        (16, [64] * 3, torch.float32),
-        (128, [32] * 2, torch.float32),
-        (8192, [32] * 2, torch.float32),
-        (1024, [8] * 5, torch.float32),
-        (300, [64] * 2, torch.float32),
-        (4096, [64] * 2, torch.float32),
-        (8192, [40] * 2, torch.float32),
-        (8192, [2] * 3, torch.float32),
-        (1024, [2] * 10, torch.float32),
-        (16384, [2] * 10, torch.bfloat16),
-        (64, [2] * 8, torch.float64),
-        (8192, [4] * 2, torch.float32),
-        (8192, [8] * 3, torch.float32),
-        (1024, [4] * 5, torch.bfloat16),
-        (16384, [16] * 2, torch.bfloat16),
-        (8192, [16] * 2, torch.float32),
-        (4096, [16] * 3, torch.float32),
-        (1024, [16] * 4, torch.float32),
-        (8192, [8] * 4, torch.bfloat16),
-        (8192, [32] * 2, torch.bfloat16),
-        (128, [32] * 2, torch.bfloat16),
-        (8192, [48] * 2, torch.bfloat16),
-        (8192, [64] * 2, torch.bfloat16),
-        (300, [64] * 2, torch.bfloat16),
-        (128, [32] * 3, torch.bfloat16),
-        (65536, [32] * 2, torch.bfloat16),
-        (1024, [64] * 2, torch.float16),
-        (4096, [40] * 2, torch.float16),
-        (1024, [32] * 3, torch.bfloat16),
-        (150, [128] * 2, torch.bfloat16),
-        (1024, [128] * 2, torch.bfloat16),
-        (4096, [128] * 2, torch.float16),
-        (1024, [96] * 2, torch.bfloat16),
-        (1024, [32] * 3, torch.float64),
-        (66, [32] * 3, torch.float64),
-        (1024, [24] * 3, torch.float64),
-        (4096, [16] * 3, torch.float64),
-    ],
-)
-def test_a_plan_predicts_the_time_within_a_factor_of_1_5(rows, sizes, dtype):
-    if "H200" not in torch.cuda.get_device_name():
-        pytest.skip("the model is measured on an H200")
-    shapes = [(size, size) for size in sizes]
-    x, factors = random((rows, columns_of(shapes)), dtype), factors_of(shapes, dtype)
-    predicted = cuops.kron_plan(rows, shapes, dtype).microseconds
-    assert 1 / 1.5 < predicted / measured_microseconds(lambda: cuops.kron_linear(x, factors)) < 1.5

@@ -7,8 +7,9 @@ import math
 
 import cuops
 import pytest
+import torch
+from kron_samples import random
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 SQUARES = [[(size, size)] * 2 for size in (16, 32, 64, 128)]
 SMALLER = [
@@ -19,11 +20,6 @@ SMALLER = [
     [(7, 16), (16, 8)],
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-
-def random(shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cuda").to(dtype)
 
 
 def arguments(rows, sizes, dtype):

@@ -1,0 +1,123 @@
+"""The plan that chooses among the kernels of kron_linear."""
+
+from __future__ import annotations
+
+import cuops
+import pytest
+import torch
+from kron_samples import FUSED, columns_of, factors_of, random
+
+gpu = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "named"),
+    [
+        ((4, [(2, 2)], "int8"), TypeError, "dtype"),
+        ((4, []), ValueError, "sizes"),
+        ((4, [(2, 0)]), ValueError, "sizes"),
+        ((4, [(2, 2, 2)]), ValueError, "sizes"),
+        ((0, [(2, 2)]), ValueError, "rows"),
+    ],
+)
+def test_a_plan_of_nothing_is_refused(arguments, error, named):
+    with pytest.raises(error, match=named):
+        cuops.kron_plan(*arguments)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sizes", [*FUSED, [(1000, 1000), (3, 3)], [(16, 16)] * 5])
+def test_a_plan_applies_every_factor_once_in_order(sizes, dtype):
+    plan = cuops.kron_plan(1024, sizes, dtype)
+    covered = [k for group in plan.groups for k in range(group.first, group.first + group.count)]
+    assert covered == list(range(len(sizes)))
+    assert plan.microseconds > 0
+    assert len(str(plan).splitlines()) == len(plan.groups) + 2
+
+
+@gpu
+def test_a_plan_counts_bytes_and_operations():
+    plan = cuops.kron_plan(4096, [(8, 8)] * 4)
+    assert [group.fused for group in plan.groups] == [True]
+    assert plan.bytes == 2 * 4096 * 4096 * 4
+    assert plan.operations >= 2 * 4096 * 4096 * 4 * 8
+
+
+def measured_microseconds(call):
+    """The median of graph replays on an empty L2 cache."""
+    call()
+    torch.cuda.synchronize()
+    graph, flush = torch.cuda.CUDAGraph(), torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    with torch.cuda.graph(graph):
+        call()
+    times = []
+    for _ in range(15):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+@gpu
+@pytest.mark.captures
+@pytest.mark.timed
+@pytest.mark.parametrize(
+    ("rows", "sizes", "dtype"),
+    [
+        (1, [128] * 2, torch.float32),
+        (32, [128] * 2, torch.float32),
+        (1024, [128] * 2, torch.float32),
+        (1024, [96] * 2, torch.float32),
+        (1024, [24] * 3, torch.float32),
+        (1024, [32] * 3, torch.float32),
+        (16, [64] * 3, torch.float32),
+        (128, [32] * 2, torch.float32),
+        (8192, [32] * 2, torch.float32),
+        (1024, [8] * 5, torch.float32),
+        (300, [64] * 2, torch.float32),
+        (4096, [64] * 2, torch.float32),
+        (8192, [40] * 2, torch.float32),
+        (8192, [2] * 3, torch.float32),
+        (1024, [2] * 10, torch.float32),
+        (16384, [2] * 10, torch.bfloat16),
+        (64, [2] * 8, torch.float64),
+        (8192, [4] * 2, torch.float32),
+        (8192, [8] * 3, torch.float32),
+        (1024, [4] * 5, torch.bfloat16),
+        (16384, [16] * 2, torch.bfloat16),
+        (8192, [16] * 2, torch.float32),
+        (4096, [16] * 3, torch.float32),
+        (1024, [16] * 4, torch.float32),
+        (8192, [8] * 4, torch.bfloat16),
+        (8192, [32] * 2, torch.bfloat16),
+        (128, [32] * 2, torch.bfloat16),
+        (8192, [48] * 2, torch.bfloat16),
+        (8192, [64] * 2, torch.bfloat16),
+        (300, [64] * 2, torch.bfloat16),
+        (128, [32] * 3, torch.bfloat16),
+        (65536, [32] * 2, torch.bfloat16),
+        (1024, [64] * 2, torch.float16),
+        (4096, [40] * 2, torch.float16),
+        (1024, [32] * 3, torch.bfloat16),
+        (150, [128] * 2, torch.bfloat16),
+        (1024, [128] * 2, torch.bfloat16),
+        (4096, [128] * 2, torch.float16),
+        (1024, [96] * 2, torch.bfloat16),
+        (1024, [32] * 3, torch.float64),
+        (66, [32] * 3, torch.float64),
+        (1024, [24] * 3, torch.float64),
+        (4096, [16] * 3, torch.float64),
+    ],
+)
+def test_a_plan_predicts_the_time_within_a_factor_of_1_5(rows, sizes, dtype):
+    if "H200" not in torch.cuda.get_device_name():
+        pytest.skip("the model is measured on an H200")
+    shapes = [(size, size) for size in sizes]
+    x, factors = random((rows, columns_of(shapes)), dtype), factors_of(shapes, dtype)
+    predicted = cuops.kron_plan(rows, shapes, dtype).microseconds
+    assert 1 / 1.5 < predicted / measured_microseconds(lambda: cuops.kron_linear(x, factors)) < 1.5
