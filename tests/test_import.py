@@ -45,6 +45,16 @@ def test_import_without_torch_leaves_numpy_alone(tmp_path: Path, core_wheel: Pat
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_import_with_torch_leaves_its_compiler_alone(tmp_path: Path, core_wheel: Path):
+    """Which takes as long to import as torch."""
+    installation = Installation(tmp_path)
+    installation.add(core_wheel)
+    done = installation.run(
+        "import sys, torch; before = {*sys.modules}; import cuops; print({*sys.modules} - before & {'torch._dynamo', 'sympy'})"
+    )
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 def test_torch_that_does_not_import_is_reported_and_not_fatal(tmp_path: Path, core_wheel: Path):
     installation = Installation(tmp_path, ("torch",))
     installation.add(core_wheel)

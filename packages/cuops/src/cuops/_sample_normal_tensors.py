@@ -77,9 +77,12 @@ def _rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
     )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
     return _number_inwards_once(bound, dtype, up)
+
+
+# As torch.compiler.assume_constant_result has it, which would import the compiler: as long as importing torch takes.
+_number_inwards._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=256)
