@@ -187,14 +187,17 @@ __device__ void squares(const KronSquaresParams& p) {
 KRON_SQUARES(16_f32, float, 16, 16, 2, false, 1)
 KRON_SQUARES(32_f32, float, 32, 8, 2, false, 1)
 KRON_SQUARES(64_f32, float, 64, 2, 2, false, 1)
+KRON_SQUARES(96_f32, float, 96, 1, 2, false, 1)
 KRON_SQUARES(128_f32, float, 128, 1, 1, true, 1)
 KRON_SQUARES(16_f16, __half, 16, 24, 2, false, 1)
 KRON_SQUARES(32_f16, __half, 32, 8, 2, false, 1)
 KRON_SQUARES(64_f16, __half, 64, 4, 2, false, 1)
+KRON_SQUARES(96_f16, __half, 96, 2, 2, false, 1)
 KRON_SQUARES(128_f16, __half, 128, 1, 2, false, 2)
 KRON_SQUARES(16_bf16, __nv_bfloat16, 16, 24, 2, false, 1)
 KRON_SQUARES(32_bf16, __nv_bfloat16, 32, 8, 2, false, 1)
 KRON_SQUARES(64_bf16, __nv_bfloat16, 64, 4, 2, false, 1)
+KRON_SQUARES(96_bf16, __nv_bfloat16, 96, 2, 2, false, 1)
 KRON_SQUARES(128_bf16, __nv_bfloat16, 128, 1, 2, false, 2)
 
 // Adds up the blocks' partial sums: 8 vectors by 64 blocks at a time.

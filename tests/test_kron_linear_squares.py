@@ -11,10 +11,11 @@ import torch
 from kron_samples import random
 
 pytestmark = pytest.mark.gpu
-SQUARES = [[(size, size)] * 2 for size in (16, 32, 64, 128)]
+SQUARES = [[(size, size)] * 2 for size in (16, 32, 64, 96, 128)]
 SMALLER = [
     [(112, 112), (128, 128)],
     [(86, 86), (120, 128)],
+    [(80, 72), (68, 96)],
     [(40, 56), (64, 48)],
     [(17, 31), (32, 24)],
     [(7, 16), (16, 8)],

@@ -48,7 +48,7 @@ struct Squares {
   static constexpr int kGroups = kSize / 16, kThreads = 32 * kGroups, kUnits = kPairs ? 2 : 1, kPitch = kSize / 8 * kUnits + 1;
   static constexpr int kTile = kSize * kPitch;                      // units of 16 bytes
   static constexpr int kDown = 256 * kPitch, kRight = 32 * kUnits;  // bytes to the next 16 rows, or columns
-  static constexpr int kLog = kSize == 128 ? 7 : kSize == 64 ? 6 : kSize == 32 ? 5 : 4;
+  static constexpr int kLog = kSize > 64 ? 7 : kSize == 64 ? 6 : kSize == 32 ? 5 : 4;
 
   // sum += scale * a b, for the two halves of b. Tensor cores truncate sums: for float32 they form those of 16 products only.
   template <class A>

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
 
-SQUARES = 16, 32, 64, 128  # sizes of the kernels' tiles
+SQUARES = 16, 32, 64, 96, 128  # sizes of the kernels' tiles
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
