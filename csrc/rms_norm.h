@@ -41,6 +41,8 @@ struct RmsNormFwdParams {
 };
 static_assert(sizeof(RmsNormFwdParams) == 256, "host and device must agree on the layout");
 
+constexpr int kMostRowsInParts = 128;  // for which rms_norm_bwd_phased.cu has shared memory
+
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {
   Rows dy, dh, h, dx;  // rows of one stride
@@ -49,15 +51,16 @@ struct RmsNormBwdParams {
   const void* weight;
   void* dweight;  // partial sums, some rows of n, in the dtype of the sums
   void* dbias;    // likewise
-  void* found;    // three values a row, for the kernel that follows another
+  void* found;    // three values for each part of a row, for the kernel that follows another
   RmsNormScalars<double> float64;
   RmsNormScalars<float> float32;
   bool weight_wide;
   bool finds_results;                // what dweight and dbias point to, rather than partial sums
   DType dweight_dtype, dbias_dtype;  // of the results
+  unsigned parts;                    // of a row, in `found`
   long long released_from;           // L2 keeps dy and h longest, and from this row on not beyond the kernel; or kNoRow
 };
-static_assert(sizeof(RmsNormBwdParams) == 248, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormBwdParams) == 256, "host and device must agree on the layout");
 
 // Adds up partial sums.
 struct SumRowsParams {

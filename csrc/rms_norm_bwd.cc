@@ -47,7 +47,7 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
 
 std::int64_t scratch_of(const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, bool weight, bool bias) {
   const std::int64_t partial = plan.finds_results ? 0 : plan.partial_rows * ((problem.n + 3) / 4 * 4);
-  return partial * (weight + bias) + (plan.kernel >= kColumnsAny ? 3 * problem.rows : 0);
+  return partial * (weight + bias) + 3 * problem.rows * plan.parts;
 }
 
 // How many elements of scratch the gradient needs, in the dtype of the sums.
@@ -123,12 +123,13 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   p.finds_results = plan.finds_results;
   p.released_from = plan.released_from;
   p.found = free;
+  p.parts = plan.parts;
 
   const ContextGuard context(device);
   const CUstream stream = current_stream(h.device());
   if (plan.kernel >= kColumnsAny) {
-    const RmsNormBwdKernel rows = plan.kernel == kColumnsAny ? kRowsAny : kRowsVectors;
-    launch(rms_norm_bwd_kernel(dtype, rows), device, stream, rms_norm_bwd_rows_shape(problem.rows, problem.n, device), &p);
+    const auto rows = static_cast<RmsNormBwdKernel>(plan.kernel - kColumnsAny + kRowsAny);
+    launch(rms_norm_bwd_kernel(dtype, rows), device, stream, plan.rows_shape, &p);
   }
   launch(rms_norm_bwd_kernel(dtype, plan.kernel), device, stream, plan.shape, &p);
   for (const Sum& sum : sums_of) {

@@ -2,6 +2,7 @@
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/row_sums.cuh"
+#include "device/side_by_side.cuh"
 #include "device/weight.cuh"
 #include "rms_norm.h"
 
@@ -16,7 +17,7 @@ __device__ Pack<Accumulator<T>, kWidth> weights_of(const RmsNormBwdParams& p, lo
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) weight.at[j] = weight_of<T>(p, at * kWidth + j);
   } else {
-    weight = convert<Acc>(static_cast<const Pack<T, kWidth>*>(p.weight)[at]);
+    weight = convert<Acc>(load_pack<T, kWidth>(static_cast<const T*>(p.weight) + at * kWidth));
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) weight.at[j] += scalars<Acc>(p).weight_offset;
   }
@@ -46,9 +47,10 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
     sums[0] = pass == 1 ? constants.sqrt_eps : Acc(0);
     sums[1] = 0;
-#pragma unroll(kWidth == 1 ? 4 : 2)
+#pragma unroll 4
     for (long long i = team.first(); i < packs; i += team.threads()) {
-      const auto wide = convert<Acc>(h[i]), grad = convert<Acc>(dy[i]), weight = weights_of<T, kWidth>(p, i);
+      const auto wide = convert<Acc>(load_pack<T, kWidth>(h + i)), grad = convert<Acc>(load_pack<T, kWidth>(dy + i));
+      const auto weight = weights_of<T, kWidth>(p, i);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const Acc v = wide.at[j] * scale;
@@ -85,53 +87,45 @@ __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
   Pack<Acc, kWidth> weight = {}, dweight = {}, dbias = {};
   if (exists) weight = weights_of<T, kWidth>(p, at);
   wait_for_previous();
-#pragma unroll(kWidth == 1 ? 4 : 2)
-  for (long long row = group * blockDim.y + threadIdx.y; exists && row < p.rows; row += groups * blockDim.y) {
-    const Acc* const found = static_cast<const Acc*>(p.found) + 3 * row;
-    const Acc scale = found[0], rstd = found[1], mean = found[2];
-    const auto h = convert<Acc>(packs_of<kWidth, T>(p.h, row)[at]), dy = convert<Acc>(packs_of<kWidth, T>(p.dy, row)[at]);
-    Pack<Acc, kWidth> dx;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const Acc xhat = h.at[j] * scale * rstd;
-      dx.at[j] = rstd * scale * (dy.at[j] * weight.at[j] - xhat * (rstd * mean));
-      dweight.at[j] += dy.at[j] * xhat;
-      dbias.at[j] += dy.at[j];
-    }
-    if (p.dh.data) {
-      const auto dh = convert<Acc>(packs_of<kWidth, T>(p.dh, row)[at]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
-    }
-    packs_of<kWidth, T>(p.dx, row)[at] = convert<T>(dx);
-  }
-  // Rows side by side add up in their order.
-  __shared__ Acc shared[256 * kWidth];
-  const int columns = blockDim.x * kWidth;
+  // Several rows are on their way at a time: what is stored of one would keep the loads of the next behind it.
+  constexpr int kRows = 4;
+  const long long step = groups * blockDim.y;
 #pragma unroll 1
-  for (int k = 0; k < 2; ++k) {
-    void* const sums = k == 0 ? p.dweight : p.dbias;
-    if (!sums) continue;
-    __syncthreads();
+  for (long long first = group * blockDim.y + threadIdx.y; exists && first < p.rows; first += kRows * step) {
+    Pack<T, kWidth> h_of[kRows], dy_of[kRows];
+    Acc found[kRows][3] = {};
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      shared[threadIdx.y * columns + j * blockDim.x + threadIdx.x] = k == 0 ? dweight.at[j] : dbias.at[j];
+    for (int k = 0; k < kRows; ++k) {
+      const long long row = first + k * step;
+      if (row >= p.rows) break;
+      h_of[k] = load_pack<T, kWidth>(packs_of<kWidth, T>(p.h, row) + at);
+      dy_of[k] = load_pack<T, kWidth>(packs_of<kWidth, T>(p.dy, row) + at);
+#pragma unroll
+      for (int i = 0; i < 3; ++i) found[k][i] = static_cast<const Acc*>(p.found)[3 * row + i];
     }
-    __syncthreads();
-#pragma unroll 1
-    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < columns; c += blockDim.x * blockDim.y) {
-      Acc total = 0;
-#pragma unroll 4
-      for (int y = 0; y < blockDim.y; ++y) total += shared[y * columns + c];
-      const long long column = (at - threadIdx.x + c % blockDim.x) * kWidth + c / blockDim.x;
-      if (column >= p.n) continue;
-      if (p.finds_results) {
-        store_result(k == 0 ? p.dweight_dtype : p.dbias_dtype, sums, column, total);
-      } else {
-        static_cast<Acc*>(sums)[group * sums_stride(p.n) + column] = total;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const long long row = first + k * step;
+      if (row >= p.rows) break;
+      const Acc scale = found[k][0], rstd = found[k][1], mean = found[k][2];
+      const auto h = convert<Acc>(h_of[k]), dy = convert<Acc>(dy_of[k]);
+      Pack<Acc, kWidth> dx;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Acc xhat = h.at[j] * scale * rstd;
+        dx.at[j] = rstd * scale * (dy.at[j] * weight.at[j] - xhat * (rstd * mean));
+        dweight.at[j] += dy.at[j] * xhat;
+        dbias.at[j] += dy.at[j];
       }
+      if (p.dh.data) {
+        const auto dh = convert<Acc>(load_pack<T, kWidth>(packs_of<kWidth, T>(p.dh, row) + at));
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
+      }
+      store_pack(packs_of<kWidth, T>(p.dx, row) + at, convert<T>(dx));
     }
   }
+  add_up_side_by_side<false>(p, dweight, dbias, at, 0, blockDim.x, group);
 }
 
 // Adds up the columns of a matrix of partial sums: a thread has four neighbouring columns of every blockDim.y-th row.

@@ -105,7 +105,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     }
   };
   const int ahead = !kWide && step < 32 ? threadIdx.y % (32 / step) : 0;  // of the first row of this warp
-  wait_for_previous(false);
+  wait_for_previous(rows <= teams);
   fetch(begin);
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {

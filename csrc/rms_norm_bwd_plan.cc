@@ -59,14 +59,28 @@ std::int64_t teams_of(const Problem& p, std::int64_t at_once, unsigned side_by_s
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 long long kept_until(const Problem& p, const Hardware& hw) { return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw); }
 
+// 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
+bool is_long(const Problem& p, std::int64_t vectors) {
+  return p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512;
+}
+
+// Whether one block has all rows side by side, and so finds the results by itself: another kernel for the sums would take longer.
+bool fits_a_block(const Problem& p, std::int64_t vectors) {
+  // To add up more would take longer than that: most where rows of a warp have sums of their own.
+  if (p.rows > (p.starts == kAligned ? 64 : 32)) return false;
+  const unsigned across = threads_across(vectors, is_long(p, vectors) ? kHeldLongVectors : kHeldVectors);
+  return p.rows * across <= (is_long(p, vectors) ? kHeldLongThreads : kHeldThreads);
+}
+
 Plan plan_held(const Problem& p, std::int64_t vectors, const Hardware& hw) {
-  // 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
-  const bool is_long = p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512;
+  const bool is_long = cuops::is_long(p, vectors);
   LaunchShape shape{0, threads_across(vectors, is_long ? kHeldLongVectors : kHeldVectors), 1, 1, 0, true};
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
   const unsigned blocks_each = !is_long && (shape.block_x == 32 || shape.block_x == 64) && p.rows >= 4096 ? 2 : 1;
   const unsigned threads = is_long ? kHeldLongThreads : kHeldThreads / blocks_each;
-  shape.block_y = side_by_side(p.rows, shape.block_x, threads, hw);
+  const unsigned in_warp = std::max(32 / shape.block_x, 1u);
+  shape.block_y = fits_a_block(p, vectors) ? (static_cast<unsigned>(p.rows) + in_warp - 1) / in_warp * in_warp
+                                           : side_by_side(p.rows, shape.block_x, threads, hw);
   const unsigned sums = p.starts == kAligned ? shape.block_y / std::max(32 / shape.block_x, 1u) : shape.block_y;
   shape.shared_bytes = sums > 1 ? sums * static_cast<unsigned>((p.n + 3) / 4 * 16) : 0;
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
@@ -110,8 +124,22 @@ Plan plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int de
   return {kGeneral, shape, teams};
 }
 
-// Two kernels, of which this is the second: a thread for each pack of columns, rows side by side in a block. For a few rows one
-// block has all of them, and finds the results.
+// The first of two kernels: rows of up to 256 columns have a part of a warp.
+LaunchShape short_rows_shape(const Problem& p) {
+  const unsigned lanes = threads_across(std::min<std::int64_t>(p.n, 32), 1), side_by_side = 128 / lanes;
+  return {static_cast<unsigned>((p.rows + side_by_side - 1) / side_by_side), lanes, side_by_side, 1, 0, true};
+}
+
+// Longer ones a block, or a cluster where they are few.
+LaunchShape long_rows_shape(const Problem& p, const Hardware& hw) {
+  const unsigned threads = p.n > 32768 ? 512 : p.n > 2048 ? 256 : 128;
+  unsigned cluster = 1;
+  while (hw.clusters && cluster < 16 && threads * 16 * cluster < p.n && p.rows * cluster <= hw.multiprocessors) cluster *= 2;
+  return {static_cast<unsigned>(p.rows) * cluster, threads, 1, cluster, 0, true};
+}
+
+// The second: a thread for each pack of columns, rows side by side in a block. For a few rows one block has all of them, and finds
+// the results.
 Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
   const bool in_vectors = p.starts == kAligned && p.dtype != kFloat64;
   const std::int64_t packs = in_vectors ? vectors_of(p) : p.n;
@@ -124,7 +152,39 @@ Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
   const std::int64_t across = (packs + shape.block_x - 1) / shape.block_x, all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t groups = few ? 1 : std::max<std::int64_t>(1, std::min<std::int64_t>(all, 8 * hw.multiprocessors / across));
   shape.blocks = static_cast<unsigned>(across * groups);
-  return {in_vectors ? kColumnsVectors : kColumnsAny, shape, groups, groups == 1};
+  Plan plan{in_vectors ? kColumnsVectors : kColumnsAny, shape, groups, groups == 1};
+  plan.rows_shape = p.n <= 256 ? short_rows_shape(p) : long_rows_shape(p, hw);
+  plan.parts = 1;
+  return plan;
+}
+
+// The same for rows that start together. Few long rows are in parts, so that there are two blocks a multiprocessor: of fewer
+// threads where those would have less than 16 elements.
+Plan plan_phased(const Problem& p, bool few, const Hardware& hw) {
+  const bool shifts = p.n % width_of(p.dtype) != 0;
+  const std::int64_t vectors = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype);
+  unsigned most_across = 256;
+  while (most_across > 32 && most_across * p.rows > 256) most_across /= 2;  // a thread has every 8th row or all, which start alike
+  LaunchShape shape{0, std::min(most_across, threads_across(vectors + shifts, 1)), 1, 1, 0, true};
+  shape.block_y = static_cast<unsigned>(std::min<std::int64_t>(256 / shape.block_x, p.rows));
+  if (few) {
+    shape.block_x = 16;
+    shape.block_y = p.rows > 8 ? 16 : static_cast<unsigned>(p.rows);  // a warp, at least, to combine the parts of rows
+  }
+  const std::int64_t own = shape.block_x - shifts, across = (vectors + own - 1) / own;  // as rms_norm_bwd_columns_phased has it
+  const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
+  const std::int64_t groups = few ? 1 : std::max<std::int64_t>(1, std::min<std::int64_t>(all, 8 * hw.multiprocessors / across));
+  shape.blocks = static_cast<unsigned>(across * groups);
+  Plan plan{kColumnsPhased, shape, groups, groups == 1};
+  plan.parts = 1;
+  plan.rows_shape = short_rows_shape(p);
+  if (p.n <= 256) return plan;
+  const bool many = p.rows > kMostRowsInParts, full = many || p.rows * p.n >= std::int64_t{2} * hw.multiprocessors * 512 * 16;
+  const unsigned threads = p.n > 32768 && full ? 512 : p.n > 2048 ? 256 : 128;
+  const std::int64_t most = many ? 1 : 2 * hw.multiprocessors / p.rows;
+  plan.parts = static_cast<unsigned>(std::max<std::int64_t>(1, std::min(most, p.n / (threads * 16))));
+  plan.rows_shape = {static_cast<unsigned>(p.rows) * plan.parts, threads, 1, 1, 0, true};
+  return plan;
 }
 
 }  // namespace
@@ -133,13 +193,15 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
   struct Table {
     Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_held",    "_held_long", "_wide",         "_held_phased", "_wide_phased",
-                                          "_general", "_rows_any",  "_rows_vectors", "_columns_any", "_columns_vectors"};
+      constexpr const char* suffixes[] = {
+          "_held",     "_held_long",    "_wide",        "_held_phased", "_wide_phased",     "_general",
+          "_rows_any", "_rows_vectors", "_rows_phased", "_columns_any", "_columns_vectors", "_columns_phased"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < kRmsNormBwdKernels; ++k)
-          at[t][k] = new Kernel(k < kGeneral   ? "rms_norm_bwd_held"
-                                : k < kRowsAny ? "rms_norm_bwd"
-                                               : "rms_norm_bwd_any",
+          at[t][k] = new Kernel(k < kGeneral                              ? "rms_norm_bwd_held"
+                                : k < kRowsAny                            ? "rms_norm_bwd"
+                                : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
+                                                                          : "rms_norm_bwd_any",
                                 std::string("rms_norm_bwd_") + name_of(t) + suffixes[k]);
     }
   };
@@ -151,11 +213,15 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
   const std::int64_t vectors = vectors_of(p), clusters = hw.clusters ? 16 : 1;
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
+  const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
+  const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
+  if (held && fits_a_block(p, vectors)) return plan_held(p, vectors, hw);
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   const bool few = p.rows > 1 && p.rows * p.n <= 1 << 22 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32);
-  if (few) return plan_columns(p, true, hw);
-  if (p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90))) {
-    if (vectors <= kHeldVectors * kHeldThreads / 2) return plan_held(p, vectors, hw);
+  const auto plan_in_two = p.starts == kTogether && hw.tuned == 90 ? plan_phased : plan_columns;
+  if (few) return plan_in_two(p, true, hw);
+  if (held) return plan_held(p, vectors, hw);
+  if (in_one) {
     const unsigned threads = p.starts == kAligned ? kWideThreads : kWidePhasedThreads;
     if (vectors <= kWideVectors * threads * clusters) return plan_wide(p, vectors, device, hw);
   }
@@ -164,19 +230,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const bool fits =
       static_cast<int>(bytes + own_bytes) <= hw.shared_bytes && vectors <= kGeneralVectors * kGeneralThreads * clusters;
   if (p.starts == kAligned && fits) return plan_general(p, vectors, bytes, device, hw);
-  return plan_columns(p, false, hw);
-}
-
-LaunchShape rms_norm_bwd_rows_shape(std::int64_t rows, std::int64_t n, int device) {
-  const Hardware& hw = hardware("rms_norm_bwd_any", device);
-  if (n <= 256) {
-    const unsigned lanes = threads_across(std::min<std::int64_t>(n, 32), 1), side_by_side = 128 / lanes;
-    return {static_cast<unsigned>((rows + side_by_side - 1) / side_by_side), lanes, side_by_side, 1, 0, true};
-  }
-  const unsigned threads = n > 32768 ? 512 : n > 2048 ? 256 : 128;
-  unsigned cluster = 1;
-  while (hw.clusters && cluster < 16 && threads * 16 * cluster < n && rows * cluster <= hw.multiprocessors) cluster *= 2;
-  return {static_cast<unsigned>(rows) * cluster, threads, 1, cluster, 0, true};
+  return plan_in_two(p, false, hw);
 }
 
 // Each thread adds up six rows or so, and blocks have as few columns as that takes.

@@ -10,7 +10,7 @@ namespace cuops {
 
 // Of the common case, several rows a block (two kernels, by length) or several blocks a row, for aligned rows and for those that
 // start anywhere (rms_norm_bwd_held.cu); of all other aligned rows; and those for any rows on any GPU, which work in pairs
-// (rms_norm_bwd_any.cu).
+// (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together).
 enum RmsNormBwdKernel {
   kHeld,
   kHeldLong,
@@ -20,8 +20,10 @@ enum RmsNormBwdKernel {
   kGeneral,
   kRowsAny,
   kRowsVectors,
-  kColumnsAny,
+  kRowsPhased,
+  kColumnsAny,  // in the order of kRows*
   kColumnsVectors,
+  kColumnsPhased,
   kRmsNormBwdKernels
 };
 
@@ -44,11 +46,10 @@ struct RmsNormBwdPlan {
   std::int64_t partial_rows;   // of sums for dweight and dbias
   bool finds_results = false;  // of these sums, rather than partial ones
   long long released_from = kNoRow;
+  LaunchShape rows_shape{};  // of the kernel before kColumns*
+  unsigned parts = 0;        // of a row in that kernel
 };
 RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& problem, int device);
-
-// For the kernel before kColumns*: a part of a warp a row, a block, or several where rows are few.
-LaunchShape rms_norm_bwd_rows_shape(std::int64_t rows, std::int64_t n, int device);
 
 // For the sum of so many rows of partial sums.
 LaunchShape sum_rows_shape(std::int64_t rows, std::int64_t n);

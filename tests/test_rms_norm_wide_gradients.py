@@ -36,12 +36,11 @@ def assert_close(got, want, n, rows):
         assert ((a.double() - b).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n", [3, 65, 512, 4097, 8192, 33333, 65536, 131080, 262144, 262147, 600_000])
-@pytest.mark.parametrize("kind", ["plain", "residual", "bias", "no weight", "wide weight", "off a vector"])
-def test_agree_with_the_formula(kind, n, dtype):
+KINDS = ["plain", "residual", "bias", "no weight", "wide weight", "off a vector"]
+
+
+def check_agreement(kind, rows, n, dtype):
     torch.manual_seed(n)
-    rows = 5 if n > 8192 else 700
     base = torch.randn(rows, n + 3, device="cuda").to(dtype)
     x = base[:, 3:] if kind == "off a vector" else base[:, :n].contiguous()
     x = x.detach().requires_grad_()
@@ -53,6 +52,107 @@ def test_agree_with_the_formula(kind, n, dtype):
     got, want = gradients(*arguments)
     assert_close(got, want, n, rows)
     assert all(torch.equal(a, b) for a, b in zip(got, gradients(*arguments)[0], strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [3, 65, 512, 4097, 8192, 33333, 65536, 131080, 262144, 262147, 600_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_agree_with_the_formula(kind, n, dtype):
+    check_agreement(kind, 5 if n > 8192 else 700, n, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "n"), [(1, 262143), (1, 1_048_576), (2, 16384), (3, 70001), (16, 65532), (17, 262143)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_long_rows_agree_with_the_formula(kind, rows, n, dtype):
+    check_agreement(kind, rows, n, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize(("rows", "n"), [(128, 40004), (129, 40001), (300, 33), (300, 1025), (40, 4102)])
+@pytest.mark.parametrize("kind", ["bias", "residual"])
+def test_rows_that_start_between_vectors_agree_with_the_formula(kind, rows, n, dtype):
+    check_agreement(kind, rows, n, dtype)
+
+
+SIZES = {
+    "all": [1e-20, 0.0, 1.0, 1e20],
+    "one large": [1.0] * 15 + [1e20],
+    "one small": [0.0] * 15 + [1e-20],
+    "one ordinary": [1e-22] * 15 + [1.0],
+    "the largest": [1e15, 1e-30, 1e30],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+@pytest.mark.parametrize("n", [65536, 262143, 1_048_576])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_parts_of_a_row_may_differ_in_size(sizes, n, eps, dtype):
+    generator = torch.Generator("cuda").manual_seed(n)
+    piece = 2048  # of neighbours, less than what a block reads at once
+    pick = torch.randint(len(SIZES[sizes]), (3, n // piece + 1), generator=generator, device="cuda")
+    size = torch.tensor(SIZES[sizes], dtype=torch.float64, device="cuda")[pick].repeat_interleave(piece, 1)[:, :n]
+    pick[:, 0] = len(SIZES[sizes]) - 1
+    power = 10 if dtype == torch.float64 else 1  # of float64 squares leave the range much later
+    x, dy = (torch.randn(3, n, generator=generator, device="cuda").double() for _ in range(2))
+    x, dy = (x * size**power).to(dtype).requires_grad_(), dy.to(dtype)
+    weight = torch.randn(n, generator=generator, device="cuda").to(dtype).requires_grad_()
+
+    def run():
+        return torch.autograd.grad(cuops.rms_norm(x, weight, None, eps), (x, weight), dy)
+
+    dx, dweight = run()
+    assert all(torch.equal(a, b) for a, b in zip((dx, dweight), run(), strict=True))
+    # The formula, with each row divided by its largest element, or by the root of eps.
+    largest = x.detach().double().abs().amax(-1, keepdim=True).clamp(min=eps**0.5)
+    h, grad = x.detach().double() / largest, dy.double() * weight.detach().double()
+    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps / largest / largest)
+    xhat = h * rstd
+    want = rstd * (grad - xhat * (grad * xhat).mean(-1, keepdim=True)) / largest
+    want_weight = (dy.double() * xhat).sum(0)
+    tolerance = torch.finfo(dtype).eps / 2 + (1e-13 if dtype == torch.float64 else 2e-5)
+    for got, wanted in ((dx, want), (dweight, want_weight)):
+        error = (got.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean(-1, keepdim=True))
+        assert error.max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [65536, 262143])
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_zeros_have_gradients_without_nan(eps, n, dtype):
+    x = torch.zeros(3, n, device="cuda", dtype=dtype)
+    x[1, n // 2] = 1  # all parts of this row are zeros but one
+    x.requires_grad_()
+    weight = torch.ones(n, device="cuda", dtype=dtype, requires_grad=True)
+    dx, dweight = torch.autograd.grad(cuops.rms_norm(x, weight, None, eps), (x, weight), torch.ones_like(x))
+    assert dx.isfinite().all()
+    assert dweight.isfinite().all()
+    assert dweight.count_nonzero() == 1
+    if eps == 0:
+        assert not dx[::2].any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [65536, 262143])
+def test_nan_and_infinity_stay_in_their_row(n, dtype, value):
+    torch.manual_seed(n)
+    x, dy = (torch.randn(3, n, device="cuda").to(dtype) for _ in range(2))
+    x[:, n // 2 :] *= 1e37  # other parts have a scale
+    weight = torch.randn(n, device="cuda").to(dtype).requires_grad_()
+
+    def run(x):
+        return torch.autograd.grad(cuops.rms_norm(x.requires_grad_(), weight, None, 1e-5), (x, weight), dy)
+
+    want, _ = run(x.clone())
+    x[1, 7] = value
+    dx, dweight = run(x)
+    assert torch.equal(dx[::2], want[::2])
+    assert dx[1].isnan().all()
+    assert dweight.isnan().sum() == (n if value != value else 1)
 
 
 @pytest.mark.parametrize("n", [60, 65, 1024, 4097, 33336, 600_000])

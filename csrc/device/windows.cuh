@@ -15,6 +15,15 @@ __device__ __noinline__ uint4 gather(const T* start, int from, int to) {
   return *reinterpret_cast<const uint4*>(v);
 }
 
+// Stores elements from..to - 1 of a vector.
+template <class T>
+__device__ __noinline__ void scatter(T* start, uint4 v, int from, int to) {
+#pragma unroll
+  for (int j = 0; j < kVectorWidth<T>; ++j) {
+    if (j >= from && j < to) start[j] = reinterpret_cast<const T*>(&v)[j];
+  }
+}
+
 // The vectors that a row touches. Without kPhased every row starts at one and is a whole number of them. With it, all rows that a
 // thread works on start equally far behind one, so that each of its vectors has the same columns in every row.
 template <class T, bool kPhased>
