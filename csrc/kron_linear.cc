@@ -26,6 +26,9 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_tuned", "kron_tuned_pairs"},
                              {"kron_linear_tuned", "kron_tuned_pairs_128"},
                              {"kron_linear_small", "kron_small"},
+                             {"kron_linear_sixteens", "kron_sixteens_two"},
+                             {"kron_linear_sixteens", "kron_sixteens_columns"},
+                             {"kron_linear_sixteens", "kron_sixteens_three"},
                              {"kron_linear_direct", "kron_direct_32"},
                              {"kron_linear_direct", "kron_direct_64"},
                              {"kron_linear_direct", "kron_direct_128"},
@@ -162,6 +165,10 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     KronDirectParams p = fill(group.direct_params);
     return run(tuned_kernel(group.tuned), &p);
   }
+  if (group.tuned >= kKronSixteensTwo) {
+    KronSixteensParams p = fill(group.sixteens_params);
+    return run(tuned_kernel(group.tuned), &p);
+  }
   const bool x_dense = x_rows.inner >= problem.rows && x_rows.stride == in;
   if (group.tuned != kKronGeneral) {
     KronTunedParams p = fill(group.tuned_params);
@@ -172,13 +179,18 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   p.dtype = dtype;
   const int last = p.axes - 1;
   const bool by_columns = p.columns > 0;
-  p.x_vectors = vectors_fit(p.x, width, dtype) && (by_columns ? inner : p.in[last]) % 8 == 0;
-  p.y_vectors = vectors_fit(p.y, width, dtype) && (by_columns ? inner : p.out[last]) % 8 == 0;
+  auto moves = [&](const Rows& rows, std::int64_t row, int together) {
+    return row % together == 0 && vectors_fit(rows, together, dtype);
+  };
+  const std::int64_t x_row = by_columns ? inner : p.in[last], y_row = by_columns ? inner : p.out[last];
+  const bool fours = width == 8 && problem.arithmetic == kKronScaled;
+  p.x_piece = static_cast<unsigned char>(moves(p.x, x_row, width) ? width : fours && moves(p.x, x_row, 4) ? 4 : 1);
+  p.y_piece = static_cast<unsigned char>(moves(p.y, y_row, width) ? 8 : fours && moves(p.y, y_row, 4) ? 4 : 1);
   p.direct = p.step[p.steps - 1].innermost && p.bias == nullptr && vectors_fit(p.y, 2, dtype) && p.out[last] % 2 == 0 &&
              problem.arithmetic == kKronScaled && dtype == kFloat32;
-  p.x_linear = !by_columns && x_dense;
-  p.by_in_pieces = kron_divisor(p.x_vectors ? p.in_chunks * 8 / width : p.in_chunks * 8);
-  p.by_out_pieces = kron_divisor(p.y_vectors ? p.out_chunks : p.out[last]);
+  p.x_linear = !by_columns && x_dense && p.in[last] % 8 == 0;
+  p.by_in_pieces = kron_divisor(p.in_chunks * 8 / p.x_piece);
+  p.by_out_pieces = kron_divisor(p.y_piece == 1 ? p.out[last] : p.out_chunks * 8 / p.y_piece);
   run(fwd_kernel(dtype), &p);
 }
 

@@ -65,9 +65,10 @@ struct KronFwdParams {
   int columns, column_tiles;   // of a tile; 0 and 1: the innermost axis has a factor
   int slices, sliced_out;      // of the outputs of axis 0: out[0] is a slice of sliced_out
   int in_table, out_table, scales, zero, state[2], buffers;
-  DType dtype;                          // of x and y
-  bool direct;                          // the last step writes to y, rather than to the tile
-  bool x_vectors, y_vectors, x_linear;  // x_linear: the samples of x follow one another without gaps
+  DType dtype;                     // of x and y
+  bool direct;                     // the last step writes to y, rather than to the tile
+  unsigned char x_piece, y_piece;  // neighbours that move together: a vector of x, a chunk of y, or 4 of 16 bits, or 1
+  bool x_linear;                   // the samples of x follow one another without gaps, in whole chunks
 };
 static_assert(sizeof(KronFwdParams) == 1848, "host and device must agree on the layout");
 
@@ -143,6 +144,18 @@ struct alignas(16) KronSmallParams {
   bool copies_out;                                        // the results go to y from shared memory
 };
 static_assert(sizeof(KronSmallParams) == 2528, "host and device must agree on the layout");
+
+// kron_linear_sixteens.cu: warps of a block, each of which has two tiles, of so many elements with the gaps between them; bytes of
+// the weights beside them.
+constexpr int kSixteensWarps = 12, kSixteensTile = 8 * (256 + 4), kSixteensWeights = 3 * 256 * 4, kSixteensFactors = 12;
+struct KronSixteensParams {
+  Rows x, y;  // of one stride
+  const void* bias;
+  long long rows, bias_lead, inner;
+  KronFactor factors[kSixteensFactors];
+  int ends[3];  // the factor behind those of each axis
+};
+static_assert(sizeof(KronSixteensParams) == 784, "host and device must agree on the layout");
 
 // kron_linear_direct.cu: positions in shared memory count 16-byte units, all else there bytes.
 struct KronDirectParams {

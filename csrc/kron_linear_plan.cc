@@ -33,16 +33,19 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const KronFwdParams& p = group.params;
     const bool direct = group.tuned >= kKronDirect32 && group.tuned < kKronHalf32;
+    const bool sixteens = group.tuned >= kKronSixteensTwo && group.tuned < kKronDirect32;
     const int samples = group.tuned >= kKronBitsF64   ? 1024 >> group.bits_params.log_sample
                         : group.tuned >= kKronHalf32  ? 1
                         : direct                      ? group.direct_params.groups
+                        : sixteens                    ? (group.tuned == kKronSixteensTwo ? 8 : 1)
                         : group.tuned == kKronSmall   ? group.small_params.samples
                         : group.tuned != kKronGeneral ? group.tuned_params.samples
                                                       : p.samples;
     const int slices = direct ? group.direct_params.slices : p.slices;
-    const int columns = direct                      ? 16 * (group.direct_params.columns > 0)
-                        : group.tuned == kKronSmall ? group.small_params.columns
-                                                    : p.columns;
+    const int columns = direct                                ? 16 * (group.direct_params.columns > 0)
+                        : group.tuned == kKronSixteensColumns ? 32
+                        : group.tuned == kKronSmall           ? group.small_params.columns
+                                                              : p.columns;
     result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, slices, columns,
                       static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
                       static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),

@@ -98,23 +98,6 @@ __device__ inline void merge_factors(const KronSmallStage& stage, int which) {
   }
 }
 
-// acc[o][j] = the sum over i of weight[o][i] v[i][j].
-template <int kN, int kFibers, int kOuts>
-__device__ void multiply(const float* weight, const float (&v)[kN][kFibers], float (&acc)[kOuts][kFibers]) {
-#pragma unroll
-  for (int o = 0; o < kOuts; ++o) {
-#pragma unroll
-    for (int i = 0; i < kN; i += 4) {
-      const auto w = load_anew<4>(weight + o * kN + i);
-#pragma unroll
-      for (int j = 0; j < kFibers; ++j) {
-        acc[o][j] = i == 0 ? w.at[0] * v[i][j] : fmaf(w.at[0], v[i][j], acc[o][j]);
-        acc[o][j] = fmaf(w.at[3], v[i + 3][j], fmaf(w.at[2], v[i + 2][j], fmaf(w.at[1], v[i + 1][j], acc[o][j])));
-      }
-    }
-  }
-}
-
 // Where the elements of an item are: in shared memory, and from the start of the tile in device memory.
 struct Place {
   int shared = 0, memory = 0, sample = 0;

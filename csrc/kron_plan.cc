@@ -9,9 +9,8 @@ namespace {
 constexpr double kLaunch = 2500;  // ns
 constexpr double kBatch = 580;    // ns of a multiprocessor
 constexpr int kFew = 32;          // columns beyond a factor's own, from which on products are batched
-// By which the fused kernels must be faster to be chosen: where their time is known well, for float32 and for 16 bits, whose matrix
-// products cost the vendor less than this model says; and elsewhere.
-constexpr double kTunedMargin = 1.05, kTunedHalfMargin = 1.1, kMargin = 1.3;
+// By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
+constexpr double kTunedMargin = 1.05, kMargin = 1.1;
 
 // A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more, and of 16 bits each
 // of the batched products costs at least kBatch. `batches`: how many, where _kron_linear_gemm.py takes the batched product, else 0.
@@ -51,9 +50,9 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
   if (!problem.aligned) return best;
-  for (KronGroup& group :
-       std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_direct(problem, device),
-                              plan_half(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
+  for (KronGroup& group : std::vector<KronGroup>{
+           plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device), plan_direct(problem, device),
+           plan_half(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
     if (group.nanoseconds < best.nanoseconds) best = std::move(group);
   return best;
 }
@@ -100,7 +99,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
   }
   const bool tuned =
       std::all_of(best[0].begin(), best[0].end(), [](const KronGroup& g) { return !g.fused || g.tuned != kKronGeneral; });
-  const double margin = !tuned ? kMargin : size_of(problem.dtype) == 2 ? kTunedHalfMargin : kTunedMargin;
+  const double margin = tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
   return cost[0] * margin < all ? best[0] : gemms;
 }
 

@@ -41,6 +41,9 @@ enum KronKernel {
   kKronTunedPairs,
   kKronTunedPairs128,
   kKronSmall,
+  kKronSixteensTwo,  // and those after it: plan_sixteens's
+  kKronSixteensColumns,
+  kKronSixteensThree,
   kKronDirect32,  // and those after it: plan_direct's
   kKronDirect64,
   kKronDirect128,
@@ -73,6 +76,7 @@ struct KronGroup {
   KronFwdParams params{};          // of the general kernel: all but the arrays
   KronTunedParams tuned_params{};  // of the tuned ones
   KronSmallParams small_params{};  // of that for small factors
+  KronSixteensParams sixteens_params{};
   KronDirectParams direct_params{};
   KronHalfParams half_params{};
   KronBitsParams bits_params{};
@@ -104,6 +108,7 @@ double operations_of(Factor factor, Factor end, double state) {
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);

@@ -16,6 +16,7 @@ constexpr double kOverhead[] = {1.0, 1.6, 1.7};  // of what surrounds the produc
 constexpr double kMmaCycles = 1.9;               // of a multiprocessor, for one m16n8k16
 constexpr double kDoubleMmaCycles = 2.6;         // for one m8n8k4
 constexpr double kSharedBytesACycle = 110;       // of a multiprocessor
+constexpr double kSingle = 1.0;  // cycles of an element that moves by itself (of 16 bits: or of four together), not in a vector
 
 int power_of_two_from(std::int64_t n) {
   int power = 1;
@@ -223,11 +224,17 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
 
   const double in_elements = 1.0 * p.samples * p.in_rows * p.in[last], out_elements = 1.0 * p.samples * p.out_rows * p.out[last];
   cycles += in_elements * 0.1 + out_elements * 0.06 + 40.0 * p.samples + 400;
+  auto singles = [&](double elements, std::int64_t row) {
+    if (problem.aligned && row * element % 16 == 0) return 0.0;
+    return elements * kSingle / (problem.aligned && element == 2 && row % 4 == 0 ? 4 : 1);
+  };
+  const double single =
+      singles(in_elements, choice.columns ? p.inner : p.in[last]) + singles(out_elements, choice.columns ? p.inner : p.out[last]);
   // The blocks of a multiprocessor take turns; what one waits for, another may hide.
   const double active = std::min<double>(blocks * p.slices, device.multiprocessors);
   const double residents = std::max(1.0, static_cast<double>(blocks * p.slices) / device.multiprocessors);
   const bool unpaired = arithmetic == kKronScaled && !pairs;
-  const double compute = (unpaired ? 2.8 : kOverhead[arithmetic]) * cycles / kClock * residents;
+  const double compute = ((unpaired ? 2.8 : kOverhead[arithmetic]) * cycles + single) / kClock * residents;
   const double share = kBandwidth * std::min(2.0, device.multiprocessors / active);
   const double scattered = choice.columns > 0 && choice.columns * element < 128 ? 2.0 : 1.0;  // short rows
   const double memory = scattered * (in_elements + out_elements) * element / share * residents + 700;

@@ -46,7 +46,23 @@ def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 @pytest.mark.parametrize(
     "sizes",
-    [[8], [16], [8] * 2, [16] * 2, [8] * 3, [16, 8, 8], [8, 16, 8], [8] * 4, [4, 2, 16, 2, 2], [8] * 5, [16] * 4],
+    [
+        [8],
+        [16],
+        [8] * 2,
+        [16] * 2,
+        [8] * 3,
+        [16, 8, 8],
+        [8, 16, 8],
+        [8] * 4,
+        [4, 2, 16, 2, 2],
+        [8] * 5,
+        [16] * 3,
+        [2, 8, 4, 4],
+        [4] * 6,
+        [2] * 12,
+        [16] * 4,
+    ],
 )
 def test_small_factors_with_a_bias(rows, sizes):
     shapes = [(size, size) for size in sizes]
@@ -55,6 +71,21 @@ def test_small_factors_with_a_bias(rows, sizes):
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
     assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+
+
+@gpu
+@pytest.mark.parametrize("inner", [32, 96, 256])
+@pytest.mark.parametrize("rows", [1, 50, 700])
+@pytest.mark.parametrize("sizes", [[16], [16] * 2, [4] * 4, [2, 8, 8, 2], [8] * 3])
+def test_small_factors_with_columns_beyond_them(sizes, rows, inner):
+    shapes = [(size, size) for size in sizes]
+    columns = columns_of(shapes) * inner
+    x, factors = random((rows, columns + 8))[:, 4:-4], [w.mT for w in factors_of(shapes)]
+    want = cuops.kron_linear(x.double(), [w.double() for w in (*factors, torch.eye(inner, device="cuda"))])
+    y = torch.full((rows, columns + 4), math.nan, device="cuda")
+    _backend.library().kron_linear_fwd(y[:, :columns], x, factors, inner, None, False)
+    assert distance(y[:, :columns], want) < 1e-6
+    assert y[:, columns:].isnan().all()
 
 
 @gpu
@@ -95,6 +126,40 @@ def test_powers_of_two_with_up_to_1024_elements_a_sample(sizes, dtype, rows):
 
 
 @gpu
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(20_005, [16] * 2), (3001, [16] * 3), (3001, [4] * 6), (40_003, [2, 8, 4, 4])]
+)
+def test_tiles_that_follow_one_another(rows, sizes):
+    shapes = [(size, size) for size in sizes]
+    x, factors = random((rows, columns_of(shapes))), factors_of(shapes)
+    bias = random((columns_of(shapes),), seed=8)
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+
+
+@gpu
+@pytest.mark.parametrize("rows", [1, 9, 700])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "sizes", [[(12, 12)] * 3, [(6, 6)] * 4, [(28, 20), (12, 36)], [(36, 36)] * 2, [(7, 5), (4, 12)], [(5, 7), (6, 10)]]
+)
+def test_one_kernel_takes_rows_that_are_no_multiple_of_8(sizes, dtype, rows):
+    columns, outputs = columns_of(sizes), math.prod(o for o, _ in sizes)
+    x, factors = random((rows, columns + 16), dtype), factors_of(sizes, dtype)
+    bias = random((outputs,), dtype, seed=8)
+    from cuops._kron_linear_gemm import chain_of_matmuls
+
+    allowed = {torch.float64: 1e-14, torch.float32: 1e-6}.get(dtype, torch.finfo(dtype).eps / 3**0.5)
+    for view in (x[:, :columns].contiguous(), x[:, 8 : 8 + columns], x[:, 5 : 5 + columns]):
+        want = chain_of_matmuls(view.double(), [w.double() for w in factors], None)
+        for given in (None, bias):
+            base = torch.full((rows, outputs + 16), math.nan, dtype=dtype, device="cuda")
+            _backend.library().kron_linear_fwd(base[:, :outputs], view, factors, 1, given, False)
+            assert distance(base[:, :outputs], want if given is None else want + given) < allowed
+            assert base[:, outputs:].isnan().all()
+
+
+@gpu
 @pytest.mark.parametrize("rows", [1, 3, 33, 150, 700])
 @pytest.mark.parametrize("sizes", FUSED + OF_FLOAT32)
 def test_any_batch_with_a_bias(rows, sizes):
@@ -131,6 +196,8 @@ def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
         (140, [(128, 128)] * 2),
         (140, [(32, 32)] * 3),
         (140, [(64, 64)] * 3),
+        (5000, [(16, 16)] * 2),
+        (300, [(16, 16)] * 4),
     ],
 )
 def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(rows, sizes):

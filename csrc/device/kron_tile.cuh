@@ -42,6 +42,23 @@ __device__ Pack<double, kWidth> load_anew(const double* shared) {
   return v;
 }
 
+// acc[o][j] = the sum over i of weight[o][i] v[i][j].
+template <int kN, int kFibers, int kOuts>
+__device__ void multiply(const float* weight, const float (&v)[kN][kFibers], float (&acc)[kOuts][kFibers]) {
+#pragma unroll
+  for (int o = 0; o < kOuts; ++o) {
+#pragma unroll
+    for (int i = 0; i < kN; i += 4) {
+      const auto w = load_anew<4>(weight + o * kN + i);
+#pragma unroll
+      for (int j = 0; j < kFibers; ++j) {
+        acc[o][j] = i == 0 ? w.at[0] * v[i][j] : fmaf(w.at[0], v[i][j], acc[o][j]);
+        acc[o][j] = fmaf(w.at[3], v[i + 3][j], fmaf(w.at[2], v[i + 2][j], fmaf(w.at[1], v[i + 1][j], acc[o][j])));
+      }
+    }
+  }
+}
+
 // Elements whose dtype is known at run time only, in the precision of the sums.
 template <class Acc>
 __device__ Acc load_element(DType dtype, const void* data, long long i) {
@@ -119,15 +136,60 @@ __device__ void fill_tables(const KronFwdParams& p) {
   }
 }
 
+// A piece of a row of x, of `width` neighbours, on its way to the tile; `each` of them make a row.
+struct TilePiece {
+  const char* from;
+  char* to;  // the row
+  int column;
+  bool valid;
+
+  __device__ TilePiece(const KronFwdParams& p, int state, const KronTile& tile, int i, int each, int width) {
+    const int row = divide(i, p.by_in_pieces), in_tile = divide(row, p.by_in_rows), rest = row - in_tile * p.in_rows;
+    const long long limit = p.columns ? min(p.inner - tile.column, static_cast<long long>(p.columns)) : p.in[p.axes - 1];
+    const long long sample = tile.sample + in_tile;
+    column = (i - row * each) * width;
+    valid = sample < p.rows && column < limit;
+    from = static_cast<const char*>(p.x.data) +
+           (valid ? offset_of(p.x, sample) + rest * p.in_pitch + tile.column + column : 0) * size_of(p.dtype);
+    to = shared_at<char>(state + shared_at<unsigned short>(p.in_table)[row]);
+  }
+};
+
+// Less than vectors: elements, which become those of the tile, or words of 16 bits each, which it has as they are. Several of a
+// thread are on their way at a time.
+template <class Acc, class Word>
+__device__ void load_words(const KronFwdParams& p, int state, const KronTile& tile, int each, int count) {
+  constexpr int kBatch = 4;
+#pragma unroll 1
+  for (int start = threadIdx.x; start < count; start += kBatch * blockDim.x) {
+    Word v[kBatch];
+    char* to[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const TilePiece piece(p, state, tile, min(start + b * static_cast<int>(blockDim.x), count - 1), each, p.x_piece);
+      if constexpr (kSame<Word, Acc>) {
+        to[b] = piece.to + piece.column * sizeof(Acc);
+        v[b] = piece.valid ? load_element<Acc>(p.dtype, piece.from, 0) : Acc(0);
+      } else {
+        to[b] = piece.to + piece.column / 8 * 32 + piece.column % 8 * 2;
+        v[b] = piece.valid ? *reinterpret_cast<const Word*>(piece.from) : Word{};
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) *reinterpret_cast<Word*>(to[b]) = v[b];
+  }
+}
+
 // Rows and columns beyond the end read as zero. kWiden: 16-bit elements become float32; otherwise they take the first half of
 // their chunk.
 template <class Acc, bool kWiden>
 __device__ void load_tile(const KronFwdParams& p, int state, const KronTile& tile) {
   const unsigned short* const table = shared_at<unsigned short>(p.in_table);
-  const int size = size_of(p.dtype), width = p.x_vectors ? 16 / size : 1, units = size == 2 ? 2 : 1;
+  const int size = size_of(p.dtype), width = p.x_piece, units = size == 2 ? 2 : 1;
   const int each = p.in_chunks * 8 / width, count = p.samples * p.in_rows * each;
   const char* const x = static_cast<const char*>(p.x.data);
-  if (p.x_vectors && p.x_linear && !(kWiden && size == 2)) {
+  const bool in_vectors = width * size == 16;
+  if (in_vectors && p.x_linear && !(kWiden && size == 2)) {
     const long long elements = static_cast<long long>(p.in_rows) * p.in[p.axes - 1], first = tile.sample * elements;
     const long long bytes = (p.rows * elements - first) * size;
     const char* const from = x + first * size;
@@ -139,24 +201,19 @@ __device__ void load_tile(const KronFwdParams& p, int state, const KronTile& til
     }
     return;
   }
-  const long long limit = p.columns ? min(p.inner - tile.column, static_cast<long long>(p.columns)) : p.in[p.axes - 1];
+  if (!in_vectors) {
+    if (kWiden || size > 2) return load_words<Acc, Acc>(p, state, tile, each, count);
+    if (width == 4) return load_words<Acc, uint2>(p, state, tile, each, count);
+    return load_words<Acc, unsigned short>(p, state, tile, each, count);
+  }
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const int row = divide(i, p.by_in_pieces), piece = i - row * each;
-    const int in_tile = divide(row, p.by_in_rows), rest = row - in_tile * p.in_rows;
-    const long long sample = tile.sample + in_tile;
-    const int column = piece * width;
-    const bool valid = sample < p.rows && column < limit;
-    const char* const from = x + (valid ? offset_of(p.x, sample) + rest * p.in_pitch + tile.column + column : 0) * size;
-    char* const to = shared_at<char>(state + table[row]);
-    if (p.x_vectors && !(kWiden && size == 2)) {
-      copy_or_zero(to + piece * units * 16, from, valid);
-    } else if (p.x_vectors) {
-      *reinterpret_cast<Pack<Acc, 8>*>(to + piece * 32) = valid ? load_chunk<Acc>(p.dtype, from) : Pack<Acc, 8>{};
-    } else if (kWiden || size > 2) {
-      reinterpret_cast<Acc*>(to)[column] = valid ? load_element<Acc>(p.dtype, from, 0) : Acc(0);
+    const TilePiece piece(p, state, tile, i, each, width);
+    if (kWiden && size == 2) {
+      *reinterpret_cast<Pack<Acc, 8>*>(piece.to + piece.column * sizeof(Acc)) =
+          piece.valid ? load_chunk<Acc>(p.dtype, piece.from) : Pack<Acc, 8>{};
     } else {
-      reinterpret_cast<unsigned short*>(to + column / 8 * 16)[column] = valid ? *reinterpret_cast<const unsigned short*>(from) : 0;
+      copy_or_zero(piece.to + piece.column * size * units, piece.from, piece.valid);
     }
   }
 }
@@ -192,21 +249,29 @@ __device__ void store_tile(const KronFwdParams& p, int state, const KronTile& ti
   const unsigned short* const table = shared_at<unsigned short>(p.out_table);
   const int n = p.columns ? p.columns : p.out[p.axes - 1];
   const long long limit = p.columns ? min(p.inner - tile.column, static_cast<long long>(n)) : n;
-  const int each = p.y_vectors ? p.out_chunks : n, count = p.samples * p.out_rows * each;
+  const int each = p.y_piece == 1 ? n : p.out_chunks * 8 / p.y_piece, count = p.samples * p.out_rows * each;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const int row = divide(i, p.by_out_pieces), piece = i - row * each;
-    const int column = p.y_vectors ? piece * 8 : piece;
+    const int column = piece * p.y_piece;
     const OutputRow<Acc, kScaled> output(p, tile, row);
     if (!output.exists || column >= limit) continue;
     const Acc* const from = shared_at<Acc>(state + table[row]) + column;
-    if (p.y_vectors) {
-      auto v = *reinterpret_cast<const Pack<Acc, 8>*>(from);
+    auto store = [&](int at, auto v) {
+      constexpr int kWidth = sizeof(v) / sizeof(Acc);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) v.at[j] = output.finish(p, v.at[j], column + j);
-      store_chunk(p.dtype, p.y.data, output.start + column, v);
+      for (int j = 0; j < kWidth; ++j) v.at[j] = output.finish(p, v.at[j], column + at + j);
+      store_chunk(p.dtype, p.y.data, output.start + column + at, v);
+    };
+    constexpr int kVector = 16 / sizeof(Acc);  // of float32 and float64: rows of 16 bits are whole chunks, or have no vectors
+    if (p.y_piece == 8 && column + 8 <= limit) {
+      store(0, *reinterpret_cast<const Pack<Acc, 8>*>(from));
+    } else if (p.y_piece == 8) {
+      for (int at = 0; at < limit - column; at += kVector) store(at, *reinterpret_cast<const Pack<Acc, kVector>*>(from + at));
+    } else if (p.y_piece == 4) {
+      store(0, *reinterpret_cast<const Pack<Acc, 4>*>(from));
     } else {
-      store_chunk(p.dtype, p.y.data, output.start + column, Pack<Acc, 1>{output.finish(p, *from, column)});
+      store(0, Pack<Acc, 1>{*from});
     }
   }
 }
