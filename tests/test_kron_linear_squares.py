@@ -119,3 +119,16 @@ def test_an_infinity_in_one_row_leaves_the_others_alone(sizes):
     assert not got[7].isfinite().all()
     assert torch.equal(got[:7], want[:7])
     assert torch.equal(got[8:], want[8:])
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1500, [(80, 72), (68, 96)]), (5000, [(20, 20)] * 2)])
+def test_small_samples_that_follow_one_another_keep_their_digits(rows, sizes):
+    x, dy, factors = arguments(rows, sizes, torch.float32)
+    dy *= 1e-6
+    wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
+    for got, want in zip(gradients(x, dy, factors), wide, strict=True):
+        assert distance(got, want) < 1e-6
+    dy[3] = torch.inf
+    dx = gradients(x, dy, factors)[0]
+    assert not dx[3].isfinite().any()
+    assert torch.cat([dx[:3], dx[4:]]).isfinite().all()

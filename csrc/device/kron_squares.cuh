@@ -183,16 +183,18 @@ struct Squares {
     }
   }
 
-  // Starts to copy a contiguous matrix, whose rows are whole vectors.
+  // Starts to copy a contiguous matrix, whose rows are whole vectors. Of a pair of float32's, normalize() has left halves in both:
+  // where the row ends with the first, zeros take the second's place.
   static constexpr int kWidth = 16 / static_cast<int>(sizeof(T)), kRow = kSize / kWidth;
   __device__ static void copy(int to, const T* from, int rows, int columns, int thread, int threads) {
-    const int units = columns / kWidth;
+    const int units = columns / kWidth, filled = (units + kUnits - 1) / kUnits * kUnits;
 #pragma unroll 4
     for (int i = thread; i < rows * kRow; i += threads) {
       const int row = i / kRow, unit = i % kRow;
-      if (unit < units)
+      const bool valid = unit < units;
+      if (unit < filled)
         copy_or_zero(reinterpret_cast<char*>(squares_shared + to + row * kPitch + unit),
-                     reinterpret_cast<const uint4*>(from) + row * units + unit, true);
+                     reinterpret_cast<const uint4*>(from) + (valid ? row * units + unit : 0), valid);
     }
   }
 
