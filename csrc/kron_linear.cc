@@ -73,10 +73,9 @@ const KronGroup& cached_group(const KronProblem& problem, int device) {
   return known.emplace(std::move(key), plan_group(problem, kron_device(device))).first->second;
 }
 
-// Rows that are all one stride apart, which some kernels ask for.
+// Rows that are all one short stride apart, which some kernels ask for.
 bool has_one_stride(const Rows& rows, std::int64_t count) {
-  constexpr std::int64_t kMost = 1 << 22;  // a tile's samples are within 2^31
-  return rows.inner >= count && (count == 1 || (0 <= rows.stride && rows.stride <= kMost));
+  return rows.inner >= count && (count == 1 || (0 <= rows.stride && rows.stride <= kKronMostStride));
 }
 
 std::int64_t last_size(TensorView t) { return t.size(t.ndim() - 1); }

@@ -36,6 +36,16 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   return group;
 }
 
+// Elements of x's or y's rows, whichever has more.
+std::int64_t longest_row(const KronProblem& problem) {
+  std::int64_t in = problem.inner, out = problem.inner;
+  for (const KronSize& size : problem.sizes) {
+    in *= size.in;
+    out *= size.out;
+  }
+  return std::max(in, out);
+}
+
 }  // namespace
 
 KronDivisor kron_divisor(std::int64_t d) {
@@ -73,6 +83,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
       part.rows = static_cast<std::int64_t>(problem.rows * before[i]);
       part.inner = static_cast<std::int64_t>(after[end]);
       part.sizes.assign(problem.sizes.begin() + i, problem.sizes.begin() + end);
+      part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
       std::vector<KronGroup> candidates = {plan_group(part, device)};
       if (end == i + 1 && !candidates[0].fused)
         candidates[0] = plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device);

@@ -23,12 +23,14 @@ struct KronSize {
   std::int64_t out, in;
 };
 
+constexpr std::int64_t kKronMostStride = 1 << 22;  // from sample to sample of a linear problem: those of a tile are within 2^31
+
 struct KronProblem {
   DType dtype;
   KronArithmetic arithmetic;
   bool single;               // float32 as TF32
   bool aligned = true;       // rows of x and y are whole vectors
-  bool linear = true;        // and have one stride
+  bool linear = true;        // and have one stride, of at most kKronMostStride
   bool mapped = true;        // and, in x, do not overlap
   std::int64_t rows, inner;  // samples; columns beyond the factors' axes
   std::vector<KronSize> sizes;
