@@ -91,6 +91,9 @@ def main(options: argparse.Namespace) -> int:
     x = read_rows(options.input)
     given = {name: getattr(options, name) for name in operator.parameters}
     keywords = {name: parameter(read(location), x) for name, location in given.items() if location}
+    for name, values in keywords.items():
+        if values.ndim != 1:  # one for each column of a row
+            raise ValueError(f"{name}: expected an array of 1 dimension, got {values.ndim}")
     lists = [location for option in operator.lists for location in getattr(options, option)]
     for option, name in operator.lists.items():
         keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
