@@ -39,7 +39,9 @@ def test_the_repr_shows_what_it_was_made_of():
 def test_parameters_are_where_and_what_was_asked_for(device):
     layer = KronLinear((4, 6), (5, 3), device=device, dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {(device.type, torch.bfloat16)}
-    assert KronLinear((4, 6), (5, 3), device="meta").factors[0].is_meta
+    nowhere = KronLinear((4, 6), (5, 3), device="meta")
+    assert nowhere.factors[0].is_meta
+    assert nowhere(torch.ones(2, 24, device="meta")).shape == (2, 15)
 
 
 def test_copies_and_stored_states_keep_the_function(device):

@@ -126,6 +126,13 @@ def test_compiles_into_one_graph(residual, device):
     torch.testing.assert_close(compiled(*arguments), module(*arguments))
 
 
+def test_what_is_no_bias_and_what_is_no_tensor_is_refused():
+    with pytest.raises(TypeError, match="bias: expected True or False, got cpu"):
+        cuops.nn.RMSNorm(8, None, True, "cpu")  # where PyTorch has the device
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor, got ndarray"):
+        cuops.nn.RMSNorm(8)(torch.ones(2, 8).numpy())
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant, device):
     module = cuops.nn.RMSNorm(8, device=device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import cuops
 import numpy as np
 import pytest
@@ -26,6 +28,18 @@ def test_numpy_arrays(shape, dtype):
     for writable in (x.copy(), np.asfortranarray(x)):
         assert cuops.rms_norm_(writable, weight) is writable
         assert_close(torch.from_numpy(np.ascontiguousarray(writable)), want, shape[-1])
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float16, np.float16, np.dtype("float16"), "float16"], ids=repr)
+def test_numpy_arrays_take_the_dtype_of_any_library(out_dtype):
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    assert np.array_equal(cuops.rms_norm(x, out_dtype=out_dtype), cuops.rms_norm(x).astype(np.float16))
+
+
+def test_bfloat16_of_numpy_is_that_of_ml_dtypes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(TypeError, match="ml_dtypes"):
+        cuops.rms_norm(np.ones((2, 8), np.float32), out_dtype=torch.bfloat16)
 
 
 OUTPUTS = {

@@ -124,7 +124,7 @@ torch.library.register_autograd("cuops::kron_linear_bwd", _second, setup_context
 def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype that autocast wants of a matmul, as PyTorch converts the arguments of its own."""
     device = next(t for t in tensors if t is not None).device.type
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
     return [t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors]

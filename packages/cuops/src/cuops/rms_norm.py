@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,13 +37,15 @@ def rms_norm(
         h = x + residual                                          (h = x without a residual)
         y = h / sqrt(mean(h^2) + eps) * (weight + weight_offset) + bias
 
-    Sums run in float32, in float64 for float64, and any finite x gives the right y: rows whose squares overflow or
-    underflow are scaled first. A row of zeros gives zeros, also with eps = 0. NaN and infinity propagate as in PyTorch.
+    Sums run in float32, in float64 for float64 and on the CPU, and any finite x gives the right y: rows whose squares
+    overflow or underflow are scaled first. A row of zeros gives zeros, also with eps = 0. NaN and infinity propagate as
+    in PyTorch.
 
     Args:
         x: ``(..., *normalized_shape)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
-            array (computed on the GPU where there is one), or an array on CUDA of any library that speaks DLPack.
-            Rows may have any stride; no copy is made as long as the last dimension is contiguous.
+            array (computed on the GPU where there is one; bfloat16 is that of ml_dtypes), or an array on CUDA of any
+            library that speaks DLPack. Rows may have any stride; no copy is made as long as the last dimension is
+            contiguous.
         weight: ``(*normalized_shape)``, on x's device, of any of these dtypes; None is all ones.
         bias: like weight; None is all zeros.
         eps: added to the mean of squares; finite and at least 0.
@@ -85,7 +88,9 @@ def rms_norm(
         _check_out(out, x, out_dtype)
     in_place = out is not None and _may_be_written_early(out, x, residual, weight, bias)
     forward: Any = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd)
-    if not _arguments.is_ndarray(x):
+    if _arguments.is_ndarray(x):
+        out_dtype = None if out_dtype is None else _numpy_dtype(out_dtype)
+    else:
         forward = forward_torch if _arguments.is_tensor(x) else _fwd_dlpack
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
     if out is not None and not in_place:
@@ -147,6 +152,19 @@ def _check(
             raise ValueError(f"{name}: expected the normalized shape {shape}, got {tuple(parameter.shape)}")
         _arguments.trailing_shape(name, shape, x)
     return len(shape) if shape else 1
+
+
+def _numpy_dtype(dtype: Any) -> Any:
+    """What NumPy calls a dtype of any library."""
+    import numpy as np
+
+    name = _arguments.dtype_name(dtype)
+    if name == "bfloat16":
+        try:
+            importlib.import_module("ml_dtypes")  # from which on NumPy knows the name
+        except ImportError as error:
+            raise TypeError("out_dtype: NumPy has bfloat16 from ml_dtypes: pip install ml_dtypes") from error
+    return np.dtype(name)
 
 
 def _check_out(out: Any, x: Any, out_dtype: Any) -> None:

@@ -42,6 +42,8 @@ class RMSNorm(torch.nn.RMSNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        if not isinstance(bias, bool):  # PyTorch's module has no such argument, and device in its place
+            raise TypeError(f"bias: expected True or False, got {bias}; pass device and dtype by name")
         self.__dict__.update(weight_offset=weight_offset, _y_dtype=None, bias=None)  # reset_parameters reads them
         super().__init__(normalized_shape, eps, elementwise_affine, device=device, dtype=dtype)
         if bias:
@@ -56,6 +58,8 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """y, or (y, h) with a residual."""
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"x: expected a torch.Tensor, got {type(x).__qualname__}")
         weight, eps = self.weight, self.eps
         if eps is None:
             eps = EPS_OF_FLOAT64 if x.dtype == torch.float64 else EPS_OF_FLOAT32
