@@ -120,6 +120,12 @@ def test_leaving_out_what_is_no_implementation_names_those_that_are(command, cap
     assert shown.out == ""
 
 
+def test_results_want_a_folder(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path / "file"), "--", "4", "64"]) == 1
+    assert "file: expected a folder: File exists" in capsys.readouterr().err
+
+
 def test_bench_prints_the_comparison_and_writes_json_and_a_plot(tmp_path, capsys):
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path), "--", "4", "64"]) == 0
     written = json.loads((tmp_path / "rms_norm.json").read_text())

@@ -25,7 +25,10 @@ def main(options: argparse.Namespace) -> int:
     from .._bench.case import available, measure_all
     from .._bench.timing import timer
 
-    options.output.mkdir(parents=True, exist_ok=True)  # before the time that measuring takes
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)  # before the time that measuring takes
+    except OSError as error:
+        raise ValueError(f"{options.output}: expected a folder: {error.strerror}") from error
     functions = available(options.operator, options.device, options.without)
     records = measure_all(cases, functions, timer(options.device, options.quick), options.device)
     sections: dict[str, Sequence[dict[str, Any]]] = {}
