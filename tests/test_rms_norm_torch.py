@@ -9,6 +9,7 @@ import cuops
 import pytest
 import torch
 from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, make
+from torch._dynamo.testing import CompileCounter
 
 gpu = pytest.mark.gpu
 
@@ -71,7 +72,7 @@ def test_compiles_into_one_graph(dynamic, device):
 
 
 def test_compiled_code_takes_sizes_that_it_does_not_know(device):
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
 
     @torch.compile(fullgraph=True, dynamic=True, backend=counter)
     def normalized(x):
