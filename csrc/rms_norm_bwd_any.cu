@@ -107,16 +107,7 @@ __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
     for (int k = 0; k < kRows; ++k) {
       const long long row = first + k * step;
       if (row >= p.rows) break;
-      const Acc scale = found[k][0], rstd = found[k][1], mean = found[k][2];
-      const auto h = convert<Acc>(h_of[k]), dy = convert<Acc>(dy_of[k]);
-      Pack<Acc, kWidth> dx;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Acc xhat = h.at[j] * scale * rstd;
-        dx.at[j] = rstd * scale * (dy.at[j] * weight.at[j] - xhat * (rstd * mean));
-        dweight.at[j] += dy.at[j] * xhat;
-        dbias.at[j] += dy.at[j];
-      }
+      auto dx = gradient_of(found[k], convert<Acc>(h_of[k]), convert<Acc>(dy_of[k]), weight, dweight, dbias);
       if (p.dh.data) {
         const auto dh = convert<Acc>(load_pack<T, kWidth>(packs_of<kWidth, T>(p.dh, row) + at));
 #pragma unroll

@@ -155,17 +155,8 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
   for (long long row = first_row; exists && row < p.rows; row += step) {
     const uint4 this_h = next_h, this_dy = next_dy;
     fetch(row + step);
-    const float* const found = rows_found + 3 * row;
-    const float scale = found[0], rstd = found[1], mean = found[2];
-    const auto h = wide(this_h), dy = wide(this_dy);
-    Pack<float, kWidth> dx;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const float xhat = h.at[j] * scale * rstd;
-      dx.at[j] = rstd * scale * (dy.at[j] * weight.at[j] - xhat * (rstd * mean));
-      dweight.at[j] += dy.at[j] * xhat;
-      dbias.at[j] += dy.at[j];
-    }
+    const float found[] = {rows_found[3 * row], rows_found[3 * row + 1], rows_found[3 * row + 2]};
+    auto dx = gradient_of(found, wide(this_h), wide(this_dy), weight, dweight, dbias);
     if (p.dh.data) {
       const auto dh = wide(load(p.dh, row));
 #pragma unroll

@@ -59,34 +59,36 @@ std::int64_t teams_of(const Problem& p, std::int64_t at_once, unsigned side_by_s
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 long long kept_until(const Problem& p, const Hardware& hw) { return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw); }
 
-// 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
-bool is_long(const Problem& p, std::int64_t vectors) {
-  return p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512;
-}
+// How a row lies in a block that has several: in how many threads, of up to how many.
+struct HeldRow {
+  bool is_long;
+  unsigned across, threads;
 
-// Whether one block has all rows side by side, and so finds the results by itself: another kernel for the sums would take longer.
-bool fits_a_block(const Problem& p, std::int64_t vectors) {
-  // To add up more would take longer than that: most where rows of a warp have sums of their own.
-  if (p.rows > (p.starts == kAligned ? 64 : 32)) return false;
-  const unsigned across = threads_across(vectors, is_long(p, vectors) ? kHeldLongVectors : kHeldVectors);
-  return p.rows * across <= (is_long(p, vectors) ? kHeldLongThreads : kHeldThreads);
-}
+  HeldRow(const Problem& p, std::int64_t vectors)
+      // 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
+      : is_long(p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512),
+        across(threads_across(vectors, is_long ? kHeldLongVectors : kHeldVectors)),
+        threads(is_long ? kHeldLongThreads : kHeldThreads) {}
+
+  // Whether one block has all rows, and so finds the results by itself: another kernel for the sums would take longer. But not to
+  // add up more of them, most where rows of a warp have sums of their own.
+  bool one_has_all(const Problem& p) const { return p.rows <= (p.starts == kAligned ? 64 : 32) && p.rows * across <= threads; }
+};
 
 Plan plan_held(const Problem& p, std::int64_t vectors, const Hardware& hw) {
-  const bool is_long = cuops::is_long(p, vectors);
-  LaunchShape shape{0, threads_across(vectors, is_long ? kHeldLongVectors : kHeldVectors), 1, 1, 0, true};
+  const HeldRow row(p, vectors);
+  LaunchShape shape{0, row.across, 1, 1, 0, true};
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
-  const unsigned blocks_each = !is_long && (shape.block_x == 32 || shape.block_x == 64) && p.rows >= 4096 ? 2 : 1;
-  const unsigned threads = is_long ? kHeldLongThreads : kHeldThreads / blocks_each;
-  const unsigned in_warp = std::max(32 / shape.block_x, 1u);
-  shape.block_y = fits_a_block(p, vectors) ? (static_cast<unsigned>(p.rows) + in_warp - 1) / in_warp * in_warp
-                                           : side_by_side(p.rows, shape.block_x, threads, hw);
-  const unsigned sums = p.starts == kAligned ? shape.block_y / std::max(32 / shape.block_x, 1u) : shape.block_y;
+  const unsigned blocks_each = !row.is_long && (row.across == 32 || row.across == 64) && p.rows >= 4096 ? 2 : 1;
+  const unsigned in_warp = std::max(32 / row.across, 1u);
+  shape.block_y = row.one_has_all(p) ? (static_cast<unsigned>(p.rows) + in_warp - 1) / in_warp * in_warp
+                                     : side_by_side(p.rows, row.across, row.threads / blocks_each, hw);
+  const unsigned sums = p.starts == kAligned ? shape.block_y / in_warp : shape.block_y;
   shape.shared_bytes = sums > 1 ? sums * static_cast<unsigned>((p.n + 3) / 4 * 16) : 0;
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  return {p.starts != kAligned ? kHeldPhased : is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1, kept_until(p, hw)};
+  return {p.starts != kAligned ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1, kept_until(p, hw)};
 }
 
 // A row a cluster.
@@ -138,8 +140,19 @@ LaunchShape long_rows_shape(const Problem& p, const Hardware& hw) {
   return {static_cast<unsigned>(p.rows) * cluster, threads, 1, cluster, 0, true};
 }
 
-// The second: a thread for each pack of columns, rows side by side in a block. For a few rows one block has all of them, and finds
-// the results.
+// The second: blocks for so many packs of columns, and, where rows are many, for parts of the rows; else one block has all of them,
+// and finds the results.
+Plan plan_second(RmsNormBwdKernel kernel, LaunchShape shape, std::int64_t packs, std::int64_t packs_a_block, const Problem& p,
+                 bool few, const Hardware& hw) {
+  const std::int64_t across = (packs + packs_a_block - 1) / packs_a_block, all = (p.rows + shape.block_y - 1) / shape.block_y;
+  const std::int64_t groups = few ? 1 : std::max<std::int64_t>(1, std::min<std::int64_t>(all, 8 * hw.multiprocessors / across));
+  shape.blocks = static_cast<unsigned>(across * groups);
+  Plan plan{kernel, shape, groups, groups == 1};
+  plan.parts = 1;
+  return plan;
+}
+
+// A thread has a pack of columns, and rows lie side by side in a block.
 Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
   const bool in_vectors = p.starts == kAligned && p.dtype != kFloat64;
   const std::int64_t packs = in_vectors ? vectors_of(p) : p.n;
@@ -149,12 +162,8 @@ Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
     shape.block_x = in_vectors ? 8 : 32;
     shape.block_y = p.rows > 16 && in_vectors ? 32 : p.rows > 8 ? (in_vectors ? 16 : 8) : static_cast<unsigned>(p.rows);
   }
-  const std::int64_t across = (packs + shape.block_x - 1) / shape.block_x, all = (p.rows + shape.block_y - 1) / shape.block_y;
-  const std::int64_t groups = few ? 1 : std::max<std::int64_t>(1, std::min<std::int64_t>(all, 8 * hw.multiprocessors / across));
-  shape.blocks = static_cast<unsigned>(across * groups);
-  Plan plan{in_vectors ? kColumnsVectors : kColumnsAny, shape, groups, groups == 1};
+  Plan plan = plan_second(in_vectors ? kColumnsVectors : kColumnsAny, shape, packs, shape.block_x, p, few, hw);
   plan.rows_shape = p.n <= 256 ? short_rows_shape(p) : long_rows_shape(p, hw);
-  plan.parts = 1;
   return plan;
 }
 
@@ -171,12 +180,7 @@ Plan plan_phased(const Problem& p, bool few, const Hardware& hw) {
     shape.block_x = 16;
     shape.block_y = p.rows > 8 ? 16 : static_cast<unsigned>(p.rows);  // a warp, at least, to combine the parts of rows
   }
-  const std::int64_t own = shape.block_x - shifts, across = (vectors + own - 1) / own;  // as rms_norm_bwd_columns_phased has it
-  const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
-  const std::int64_t groups = few ? 1 : std::max<std::int64_t>(1, std::min<std::int64_t>(all, 8 * hw.multiprocessors / across));
-  shape.blocks = static_cast<unsigned>(across * groups);
-  Plan plan{kColumnsPhased, shape, groups, groups == 1};
-  plan.parts = 1;
+  Plan plan = plan_second(kColumnsPhased, shape, vectors, shape.block_x - shifts, p, few, hw);  // as the kernel has it
   plan.rows_shape = short_rows_shape(p);
   if (p.n <= 256) return plan;
   const bool many = p.rows > kMostRowsInParts, full = many || p.rows * p.n >= std::int64_t{2} * hw.multiprocessors * 512 * 16;
@@ -215,7 +219,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
-  if (held && fits_a_block(p, vectors)) return plan_held(p, vectors, hw);
+  if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   const bool few = p.rows > 1 && p.rows * p.n <= 1 << 22 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32);
   const auto plan_in_two = p.starts == kTogether && hw.tuned == 90 ? plan_phased : plan_columns;

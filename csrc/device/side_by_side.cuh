@@ -1,4 +1,5 @@
-// Sums over the rows of a block whose threads have a pack of columns each, in the gradient of RMSNorm in two kernels.
+// What a thread does with its pack of columns in the second kernel of RMSNorm's gradient in two, and the sums over the rows of its
+// block.
 #pragma once
 
 #include "reduce.cuh"
@@ -6,6 +7,23 @@
 #include "row_sums.cuh"
 
 namespace cuops {
+
+// The gradient of a row's h, and what the row adds to those of the parameters; `found` by the kernel before: the power of two that
+// h was scaled by, rstd, and the mean of g h.
+template <class Acc, int kWidth>
+__device__ Pack<Acc, kWidth> gradient_of(const Acc (&found)[3], const Pack<Acc, kWidth>& h, const Pack<Acc, kWidth>& dy,
+                                         const Pack<Acc, kWidth>& weight, Pack<Acc, kWidth>& dweight, Pack<Acc, kWidth>& dbias) {
+  const Acc scale = found[0], rstd = found[1], mean = found[2];
+  Pack<Acc, kWidth> dx;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const Acc xhat = h.at[j] * scale * rstd;
+    dx.at[j] = rstd * scale * (dy.at[j] * weight.at[j] - xhat * (rstd * mean));
+    dweight.at[j] += dy.at[j] * xhat;
+    dbias.at[j] += dy.at[j];
+  }
+  return dx;
+}
 
 // Rows side by side add up in their order. A thread has pack `at` of the columns, or, with kPhased, as many columns from `phase`
 // before it on; then the block has the sums of its first `own` packs alone.
