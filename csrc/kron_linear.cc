@@ -8,6 +8,7 @@
 #include "host/error.h"
 #include "host/tensor.h"
 #include "kron_factors.h"
+#include "kron_fibers_layout.h"
 #include "kron_linear_fwd.h"
 #include "kron_plan.h"
 
@@ -53,7 +54,9 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_twos", "kron_twos_f64"},
                              {"kron_linear_twos", "kron_twos_f32"},
                              {"kron_linear_twos", "kron_twos_f16"},
-                             {"kron_linear_twos", "kron_twos_bf16"}};
+                             {"kron_linear_twos", "kron_twos_bf16"},
+                             {"kron_linear_fibers", "kron_fibers_f64"},
+                             {"kron_linear_fibers", "kron_fibers_f32"}};
   return kernels[which - kKronTunedSingle];
 }
 
@@ -143,6 +146,15 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   if (group.tuned == kKronSmall) {
     KronSmallParams p = fill(group.small_params);
     set_sample_strides(&p);
+    return run(tuned_kernel(group.tuned), &p);
+  }
+  if (group.tuned >= kKronFibersF64) {
+    KronFibersParams p = group.fibers_params;
+    fill_factors(p.chain.factors, factors, dtype);
+    p.x = fibers_array(p.x, p.chain, x_rows);
+    p.y = fibers_array(p.y, p.chain, y_rows);
+    p.bias = bias_data;
+    p.bias_lead = bias_lead;
     return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned >= kKronBitsF64) {

@@ -9,6 +9,7 @@ namespace {
 constexpr double kLaunch = 2500;  // ns
 constexpr double kBatch = 580;    // ns of a multiprocessor
 constexpr int kFew = 32;          // columns beyond a factor's own, from which on products are batched
+constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
 
@@ -28,7 +29,11 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
   const double moved = penalty * group.bytes / 31;
-  group.nanoseconds = (problem.inner > 1 && problem.inner < kFew      ? 6000
+  // As _kron_linear_gemm.py has it: a batch of small products.
+  const bool few = group.operations <= 2 * kFewProducts && vectors * size.in < kFewElements && problem.rows <= kFewRows &&
+                   (problem.inner > 1 || !halves || size.in % 8 || size.out % 8);
+  group.nanoseconds = (few                                            ? 3300
+                       : problem.inner > 1 && problem.inner < kFew    ? 6000
                        : problem.dtype == kFloat32 && !problem.single ? 6500
                                                                       : 4500) +
                       (halves ? std::max(moved, batches * kBatch) : moved) / device.multiprocessors +
@@ -59,6 +64,8 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
+  KronGroup fibers = plan_fibers(problem, device);
+  if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
   if (!problem.aligned) return best;
   for (KronGroup& group : std::vector<KronGroup>{
            plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device), plan_direct(problem, device),

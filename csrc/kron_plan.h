@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "host/kernel.h"
+#include "kron_fibers.h"
 #include "kron_linear.h"
 
 namespace cuops {
@@ -68,6 +69,8 @@ enum KronKernel {
   kKronBitsF64,  // and those after it: plan_bits's
   kKronBits,
   kKronTwos,  // one a dtype
+  kKronFibersF64 = kKronTwos + 4,
+  kKronFibers,
 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
@@ -82,6 +85,7 @@ struct KronGroup {
   KronDirectParams direct_params{};
   KronHalfParams half_params{};
   KronBitsParams bits_params{};
+  KronFibersParams fibers_params{};
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -115,6 +119,7 @@ KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.

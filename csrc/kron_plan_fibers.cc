@@ -1,0 +1,61 @@
+// The plan of the kernel of kron_linear_fibers.cu.
+#include <algorithm>
+#include <cmath>
+
+#include "kron_fibers_layout.h"
+
+namespace cuops {
+namespace {
+
+constexpr double kStart = 5000;  // ns
+constexpr double kLoad = 1000;   // cycles until a tile is there
+
+int state_of(const KronFibersLayout& layout) {
+  return static_cast<int>(round_up(*std::max_element(layout.states.begin(), layout.states.end()), 4));
+}
+
+int shared_elements(const KronFibersLayout& layout, int) {
+  return layout.chain.weights + state_of(layout) * (layout.in_place ? 1 : 2);
+}
+
+void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
+  const KronFibersChain& chain = layout.chain;
+  for (int s = 0; s < chain.steps; ++s) {
+    const KronFibersStep& step = chain.step[s];
+    const int size = fibers_class(step.out, step.in);
+    const bool small = size <= kFibersSmall;
+    const double many = (size <= 9 ? 4 : 2) / cost->words, fibers = 1.0 * chain.samples * step.fibers;
+    const double together = small ? 2 : 2 * fibers > many * cost->threads ? many : 1;
+    const double weights = small ? 0 : fibers_weight(step.out, step.in) / together, products = size * (small ? size : step.out);
+    cost->add(fibers / 32, together, products + 3 * (step.in + step.out) + weights / 4 + 25, step.in + step.out + weights);
+  }
+}
+
+}  // namespace
+
+KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device) {
+  KronGroup group;
+  group.count = static_cast<int>(problem.sizes.size());
+  group.nanoseconds = INFINITY;
+  const bool is_double = problem.dtype == kFloat64;
+  if (!problem.linear) return group;
+  const KronFibersPlan plan = plan_tiles(
+      problem, device, {false, is_double ? kFibersThreadsF64 : kFibersThreads, 1, kStart, kLoad, shared_elements, add_steps});
+  if (std::isinf(plan.nanoseconds)) return group;
+  group.fused = true;
+  group.tuned = is_double ? kKronFibersF64 : kKronFibers;
+  group.shape = plan.shape;
+  group.nanoseconds = plan.nanoseconds;
+  group.bytes = plan.bytes;
+  group.operations = plan.operations;
+  KronFibersParams& p = group.fibers_params;
+  p = {plan.layout.chain, plan.layout.in, plan.layout.out, nullptr, 1, 0};
+  // Two states take turns, where one is not enough.
+  for (int s = 0; s <= p.chain.steps; ++s) {
+    const int at = p.chain.weights + (plan.layout.in_place ? 0 : s % 2 * state_of(plan.layout));
+    (s < p.chain.steps ? p.chain.step[s].state : p.result) = at;
+  }
+  return group;
+}
+
+}  // namespace cuops
