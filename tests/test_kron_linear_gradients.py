@@ -78,7 +78,8 @@ def test_only_what_is_needed_is_computed(sample, wanted, device):
     cuops.kron_linear(x, factors, bias).backward(dy)
     for a, gradient in zip(inputs, want, strict=True):
         assert (a.grad is None) != a.requires_grad
-        assert a.grad is None or torch.equal(a.grad, gradient)
+        # A GPU may add in another order where x's gradient is all there is to find.
+        assert a.grad is None or (a.grad - gradient).norm() <= 1e-6 * gradient.norm()
     needs = needs_x, [needs_factors] * len(factors), needs_bias
     dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(dy, x.detach(), [w.detach() for w in factors], *needs)
     sizes = [x.numel() * needs_x, *(w.numel() * needs_factors for w in factors), bias.numel() * needs_bias]

@@ -55,7 +55,14 @@ def distance(got, want):
     [(rows, sizes) for rows in (1, 5, 300) for sizes in SQUARES + SMALLER]
     + [(1025, [(8, 8)] * 4), (1100, [(2, 32), (32, 2)] * 2), (257, [(32, 32), (4, 4), (128, 128)])]
     # after a first factor that has none
-    + [(40, [(8, 8)] * 5), (7, [(3, 5), (64, 64), (64, 64)]), (9, [(2, 2), (5, 3), (32, 32), (32, 32)])],
+    + [
+        (40, [(8, 8)] * 5),
+        (9, [(24, 24)] * 4),
+        (3, [(32, 32)] * 4),
+        (5, [(20, 24), (32, 24), (17, 31), (24, 32)]),
+        (7, [(3, 5), (64, 64), (64, 64)]),
+        (9, [(2, 2), (5, 3), (32, 32), (32, 32)]),
+    ],
 )
 def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, dtype):
     x, dy, factors = arguments(rows, sizes, dtype)
@@ -69,7 +76,9 @@ def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [*SQUARES, *SMALLER, [(3, 3), (32, 32), (32, 32)]])
+@pytest.mark.parametrize(
+    "sizes", [*SQUARES, *SMALLER, [(3, 3), (32, 32), (32, 32)], [(17, 24), (24, 16), (16, 24), (24, 8)]]
+)
 def test_only_some_gradients_of_squares(sizes, dtype):
     x, dy, factors = arguments(300, sizes, dtype)
     everything = gradients(x, dy, factors)

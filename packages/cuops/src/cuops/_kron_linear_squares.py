@@ -27,19 +27,24 @@ def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, int] | Non
 
     Where they fill enough of it: what is missing counts as zeros.
     """
-    if tf32_allowed(x) or x.dtype == torch.float64:
+    if x.dtype == torch.float64 or tf32_allowed(x):
         return None
-    width, best, found = VECTOR // x.element_size(), 0.0, None
-    for cut in range(max(1, len(factors) - TOGETHER), min(len(factors) - 1, TOGETHER) + 1):
-        (o, i), (p, j) = (
-            [math.prod(w.shape[d] for w in group) for d in (0, 1)] for group in (factors[:cut], factors[cut:])
-        )
+    sizes = tuple(tuple(w.shape) for w in factors)
+    return _two_of_a_size(x.dtype, x.numel() // math.prod(i for _, i in sizes), sizes, x.device.index)
+
+
+@functools.lru_cache(4096)
+def _two_of_a_size(
+    dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int
+) -> tuple[int, int] | None:
+    width, best, found = VECTOR // dtype.itemsize, 0.0, None
+    for cut in range(max(1, len(sizes) - TOGETHER), min(len(sizes) - 1, TOGETHER) + 1):
+        (o, i), (p, j) = ([math.prod(s[d] for s in group) for d in (0, 1)] for group in (sizes[:cut], sizes[cut:]))
         size = next((size for size in SQUARES if size >= max(o, i, p, j)), 0)
         fill = max(o * p, i * j) / size**2 if size and p % width == j % width == 0 else 0.0
         if fill > best and fill >= (FILLED if size == SQUARES[-1] else PARTLY_FILLED):
             best, found = fill, (cut, size)
-    rows = x.numel() // math.prod(w.shape[1] for w in factors)
-    return found if found and _square_blocks(x.dtype, rows, found[1], 1, x.device.index) else None
+    return found if found and _square_blocks(dtype, rows, found[1], 1, device) else None
 
 
 def backward_of_squares(

@@ -1,0 +1,294 @@
+// All gradients of small factors of any size, and of their input, in one pass: what each step started from stays in shared memory
+// until the gradient is there.
+#include "device/tuned.cuh"
+
+#if CUOPS_TUNED == 90
+#include "device/kron_fibers.cuh"
+#include "device/overlap.cuh"
+
+namespace cuops {
+
+// Adds up values over a warp, and gives each lane its share of the sums: calls add(i, sum) for these.
+template <int kDistance, int kCount, class Acc, int kAll, class Add>
+__device__ void scatter_sums(Acc (&v)[kAll], int first, int count, Add&& add) {
+  if constexpr (kDistance == 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) add(first + i, v[i]);
+    }
+  } else {
+    constexpr int kHalf = (kCount + 1) / 2;
+    const bool upper = threadIdx.x & kDistance;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const Acc low = v[i], high = kHalf + i < kCount ? v[kHalf + i] : Acc(0);
+      v[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, kDistance);
+    }
+    scatter_sums<kDistance / 2, kHalf>(v, first + upper * kHalf, upper ? count - kHalf : min(count, kHalf), add);
+  }
+}
+
+// Back through a step of a small factor: adds the sums over its fibers of g times x to those of this warp, and puts the gradient
+// for x in x's place. A thread has whole fibers.
+template <class Acc, int kSize>
+__device__ void back_small(const KronFibersStep& step, const Acc* weights, const Acc* g, Acc* x, int fibers, Acc* sums, bool wanted,
+                           bool goes_on) {
+  Acc weight[kSize][kSize], sum[kSize * kSize] = {};
+  load_weight(weights + step.transposed, weight);
+  const bool together = step.inner == 1 && step.in == kSize;
+#pragma unroll 1
+  for (int fiber = threadIdx.x; fiber < fibers; fiber += blockDim.x) {
+    const Fiber place(fiber, step.by_inner);
+    Acc* const at = x + place.start(step.in);
+    Acc from_g[kSize], v[kSize];
+    load_fiber(g + place.start(step.out), step.inner, step.out, from_g);
+    if (wanted) {
+      load_fiber(at, step.inner, step.in, v);
+#pragma unroll
+      for (int i = 0; i < kSize * kSize; ++i) sum[i] += from_g[i / kSize] * v[i % kSize];
+    }
+    if (!goes_on) continue;
+    multiply(weight, from_g, v);
+    store_fiber(at, step.inner, step.in, together, v);
+  }
+  if (!wanted) return;
+  scatter_sums<16, kSize * kSize>(sum, 0, kSize * kSize, [&](int i, Acc v) {
+    const int o = i / kSize, k = i - o * kSize;
+    if (o < step.out && k < step.in) sums[o * step.in + k] += v;
+  });
+}
+
+// Adds to a warp's sums those over its fibers of g times x, in blocks of kBlock x kBlock a lane.
+template <class Acc, int kBlock>
+__device__ void add_products(const KronFibersStep& axis, const Acc* g, const Acc* x, int fibers, Acc* sums) {
+  const int out_blocks = (axis.out + kBlock - 1) / kBlock, in_blocks = (axis.in + kBlock - 1) / kBlock;
+  const int lanes = out_blocks * in_blocks, groups = 32 / lanes, lane = threadIdx.x % 32, group = lane / lanes;
+  const int block = lane - group * lanes, o = block % out_blocks * kBlock, k = block / out_blocks * kBlock;
+  const int step = static_cast<int>(blockDim.x) / 32 * groups;
+  int out_at[kBlock], in_at[kBlock];  // those beyond the end are read as others, and not written
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    out_at[i] = min(o + i, axis.out - 1) * axis.inner;
+    in_at[i] = min(k + i, axis.in - 1) * axis.inner;
+  }
+  Acc sum[kBlock][kBlock] = {};
+#pragma unroll 2
+  for (int fiber = static_cast<int>(threadIdx.x) / 32 * groups + group; fiber < fibers; fiber += step) {
+    const Fiber place(fiber, axis.by_inner);
+    const Acc *const from_g = g + place.start(axis.out), *const from_x = x + place.start(axis.in);
+    Acc a[kBlock], b[kBlock];
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      a[i] = from_g[out_at[i]];
+      b[i] = from_x[in_at[i]];
+    }
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+#pragma unroll
+      for (int j = 0; j < kBlock; ++j) sum[i][j] += a[i] * b[j];
+    }
+  }
+  const bool own = group < groups;
+#pragma unroll 1
+  for (int distance = 16; distance > 0; distance /= 2) {
+    if (distance >= groups) continue;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+#pragma unroll
+      for (int j = 0; j < kBlock; ++j) {
+        const Acc other = __shfl_down_sync(~0u, sum[i][j], distance * lanes);
+        if (own && group + distance < groups) sum[i][j] += other;
+      }
+    }
+  }
+  if (group > 0) return;
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+#pragma unroll
+    for (int j = 0; j < kBlock; ++j) {
+      if (o + i < axis.out && k + j < axis.in) sums[(o + i) * axis.in + k + j] += sum[i][j];
+    }
+  }
+}
+
+template <class Acc>
+__device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
+  const KronFibersChain& chain = p.chain;
+  Acc* const shared = shared_at<Acc>(0);
+  Acc* const found = shared + p.found;
+  Acc* const mine = found + threadIdx.x / 32 * chain.sums;
+  const int threads = blockDim.x, warps = threads / 32;
+  int i = threadIdx.x;
+  const FibersWeight<Acc> place(chain, i);
+  wait_for_previous(false);
+  const Acc weight = place.value();  // on its way together with the first tile
+#pragma unroll 1
+  for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {
+    const FibersTile tile(chain, index);
+    load_samples(p.x, chain.dtype, tile, shared + chain.step[0].state);
+    load_samples(p.dy, chain.dtype, tile, shared + p.gradient);
+    if (index == blockIdx.x) {
+      if (i < chain.weights) {
+        shared[i] = weight;
+        while ((i += threads) < chain.weights) shared[i] = FibersWeight<Acc>(chain, i).value();
+      }
+#pragma unroll 1
+      for (i = threadIdx.x; i < warps * chain.sums; i += threads) found[i] = 0;
+      __syncthreads();
+#pragma unroll 1
+      for (int s = 0; s < chain.steps; ++s) {
+        const KronFibersStep& step = chain.step[s];
+        const int pitch = fibers_pitch(step.out, step.in), pitch_transposed = fibers_pitch(step.in, step.out);
+#pragma unroll 1
+        for (i = threadIdx.x; i < fibers_weight(step.in, step.out); i += threads) {
+          const int row = i / pitch_transposed, column = i - row * pitch_transposed;
+          shared[step.transposed + i] = row < step.in && column < step.out ? shared[step.weight + column * pitch + row] : Acc(0);
+        }
+      }
+    }
+    // Forward to the state before the last step, and back.
+    const Acc* g = shared + p.gradient;
+#pragma unroll 1
+    for (int turn = 0; turn < 2 * chain.steps - 1; ++turn) {
+      const bool back = turn >= chain.steps - 1;
+      const int s = back ? 2 * chain.steps - 2 - turn : turn;
+      const KronFibersStep& step = chain.step[s];
+      const int fibers = tile.samples * step.fibers;
+      Acc* const state = shared + step.state;
+      __syncthreads();
+      if (!back) {
+        multiply_axis<Acc>({step, false}, shared, state, shared + chain.step[s + 1].state, fibers);
+        continue;
+      }
+      const bool wanted = p.wanted >> s & 1, goes_on = p.dx.data != nullptr || (p.wanted & ((1 << s) - 1)) != 0;
+      Acc* const sums = mine + step.sums;
+      switch (fibers_class(step.in, step.out)) {
+        case 2: back_small<Acc, 2>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
+        case 3: back_small<Acc, 3>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
+        case 4: back_small<Acc, 4>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
+        case 6:
+          if constexpr (sizeof(Acc) == 4) {
+            back_small<Acc, 6>(step, shared, g, state, fibers, sums, wanted, goes_on);
+            break;
+          }
+          [[fallthrough]];
+        default:
+          if (wanted) {
+            if (max(step.out, step.in) == 9) {
+              add_products<Acc, 3>(step, g, state, fibers, sums);
+            } else {
+              add_products<Acc, 4>(step, g, state, fibers, sums);
+            }
+          }
+          if (!goes_on) break;
+          __syncthreads();
+          multiply_axis<Acc>({step, true}, shared, g, state, fibers);
+      }
+      if (!goes_on) break;
+      g = state;
+    }
+    __syncthreads();
+    if (p.dx.data) store_samples(p.dx, chain.dtype, tile, g);
+    if (index + gridDim.x < chain.tiles) __syncthreads();
+  }
+  launch_dependents();
+  Acc* const partial = static_cast<Acc*>(p.partial) + static_cast<long long>(blockIdx.x) * chain.sums;
+#pragma unroll 1
+  for (i = threadIdx.x; i < chain.sums; i += threads) {
+    Acc sum = 0;
+#pragma unroll 4
+    for (int warp = 0; warp < warps; ++warp) sum += found[warp * chain.sums + i];
+    partial[i] = sum;
+  }
+}
+
+template <class Acc>
+__device__ void store_gradient(const KronFibersSum& p, int factor, int i, Acc v) {
+  with_type<Acc>(p.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    static_cast<T*>(p.gradient[factor])[i] = convert<T>(v);
+  });
+}
+
+// The gradient of one step from what the blocks found, and those of its factors: dWj = the sum over all that Wj does not have of
+// the product's gradient times the other factors.
+template <class Acc>
+__device__ void kron_fibers_sum(const KronFibersSum& p) {
+  constexpr int kMost = kFibersMost * kFibersMost;
+  __shared__ Acc parts[1024], total[kMost];
+  const auto& step = p.step[blockIdx.x];
+  const int n = step.out * step.in, shares = blockDim.x / n, share = threadIdx.x / n, element = threadIdx.x - share * n;
+  wait_for_previous();
+  const Acc* const partial = static_cast<const Acc*>(p.partial) + step.sums + element;
+  Acc sum = 0;
+  if (share < shares) {
+#pragma unroll 8
+    for (long long block = share; block < p.blocks; block += shares) sum += partial[block * p.sums];
+  }
+  parts[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < n) {
+    sum = 0;
+#pragma unroll 4
+    for (int s = 0; s < shares; ++s) sum += parts[s * n + threadIdx.x];
+    total[threadIdx.x] = sum;
+    if (step.count == 1) store_gradient(p, step.first, threadIdx.x, sum);
+  }
+  if (step.count == 1) return;
+  __syncthreads();
+  // A warp has an element of a factor.
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  int before = 0;
+#pragma unroll 1
+  for (int j = step.first; j < step.first + step.count; ++j) {
+    const KronFactor& own = p.factors[j];
+    const int size = own.out * own.in, others = n / size;
+#pragma unroll 1
+    for (int e = (threadIdx.x / 32 + warps - before % warps) % warps; e < size && p.gradient[j]; e += warps) {
+      const int row = e / own.in, column = e - row * own.in;
+      Acc of_element = 0;
+#pragma unroll 1
+      for (int other = lane; other < others; other += 32) {
+        int rest = other, at_row = 0, at_column = 0, rows = 1, columns = 1;
+        Acc product = 1;
+#pragma unroll 1
+        for (int l = step.first + step.count - 1; l >= step.first; --l) {
+          const KronFactor& f = p.factors[l];
+          int o = row, k = column;
+          if (l != j) {
+            o = rest % f.out;
+            rest /= f.out;
+            k = rest % f.in;
+            rest /= f.in;
+            product *= load_element<Acc>(p.dtype, f.data, o * f.row_stride + k * f.column_stride);
+          }
+          at_row += o * rows;
+          at_column += k * columns;
+          rows *= f.out;
+          columns *= f.in;
+        }
+        of_element += product * total[at_row * step.in + at_column];
+      }
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) of_element += __shfl_xor_sync(~0u, of_element, distance);
+      if (lane == 0) store_gradient(p, j, e, of_element);
+    }
+    before += size;
+  }
+}
+
+}  // namespace cuops
+
+#define KRON_FIBERS_BWD(name, Acc)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(cuops::kFibersThreadsBwd)                                                      \
+      kron_fibers_bwd_##name(const __grid_constant__ cuops::KronFibersBwdParams p) {                                          \
+    cuops::kron_fibers_bwd<Acc>(p);                                                                                           \
+  }                                                                                                                           \
+  extern "C" __global__ void __launch_bounds__(1024) kron_fibers_sum_##name(const __grid_constant__ cuops::KronFibersSum p) { \
+    cuops::kron_fibers_sum<Acc>(p);                                                                                           \
+  }
+KRON_FIBERS_BWD(f32, float)
+KRON_FIBERS_BWD(f64, double)
+#else
+extern "C" __global__ void kron_fibers_bwd_nowhere() {}
+#endif

@@ -1,0 +1,72 @@
+"""Gradients of Kronecker-factored layers of small factors: of a group of factors at a time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._kron_linear_fused import DTYPES, apply, library
+from ._kron_linear_squares import two_of_a_size
+
+MANY = 1 << 21  # elements, from which on tensor cores are faster where they can be
+ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
+
+
+@functools.lru_cache(4096)
+def _groups(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> list[tuple[int, int, int]]:
+    """The groups of factors: first, count, elements of scratch. None where there is no kernel."""
+    groups = library().kron_linear_bwd_fibers_plan(DTYPES[dtype], rows, sizes, device)
+    return [(group[0], group[1], group[2]) for group in groups]
+
+
+def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """The groups that `backward_of_fibers` takes, or none where other ways are faster, as measured on an H200."""
+    sizes = tuple(size for w in factors for size in w.shape)
+    rows = x.numel() // x.shape[-1]
+    if len(factors) == 1:
+        use = rows >= ROWS and max(sizes) <= NARROW
+    elif two_of_a_size(x, factors):
+        use = len(factors) > 2 and x.numel() < MANY
+    elif all(size % 8 == 0 for size in sizes):  # tensor cores waste nothing
+        squares = x.element_size() == 2 or two_of_a_size(x, factors[1:])
+        use = min(sizes) < 16 and not (squares and x.numel() >= MANY)
+    else:
+        use = True
+    return _groups(x.dtype, rows, sizes, x.device.index) if use else []
+
+
+def backward_of_fibers(
+    dy: Tensor,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    groups: Sequence[tuple[int, int, int]],
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """`fused_backward` for small factors: forward again to what groups start from, then back through them."""
+    parts = [slice(first, first + count) for first, count, _ in groups]
+    beyond = [math.prod(w.shape[1] for w in factors[part.stop :]) for part in parts]
+    # x as the samples of each group.
+    states, state = [], x.contiguous()
+    for part, inner in zip(parts, beyond, strict=True):
+        state = state.reshape(-1, math.prod(w.shape[1] for w in factors[part]) * inner)
+        states.append(state)
+        if part is not parts[-1]:
+            state = apply(state, factors[part], inner)
+    dy = dy.contiguous()
+    needed = zip(factors, needs_factors, strict=True)
+    dfactors = [w.new_empty(w.shape) if is_needed else None for w, is_needed in needed]
+    for part, inner, (_, _, scratch) in reversed(list(zip(parts, beyond, groups, strict=True))):
+        state, needs_state = states.pop(), needs_x or any(needs_factors[: part.start])
+        dstate = torch.empty_like(state) if needs_state else None
+        partial = x.new_empty(scratch, dtype=torch.promote_types(x.dtype, torch.float32))
+        dy = dy.reshape(len(state), -1)
+        library().kron_linear_bwd_fibers(dfactors[part], dstate, partial, dy, state, factors[part], inner)
+        if dstate is None:
+            return None, dfactors
+        dy = dstate
+    return dy.reshape(x.shape) if needs_x else None, dfactors

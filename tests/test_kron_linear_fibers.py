@@ -1,0 +1,172 @@
+"""kron_linear of small factors of any size, and its gradients, which have kernels of their own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import cuops
+import pytest
+import torch
+from cuops import _backend
+from kron_samples import DTYPES, columns_of, factors_of, random
+
+pytestmark = pytest.mark.gpu
+SQUARE = [
+    [6] * 2,
+    [3] * 5,
+    [7, 11, 13],
+    [12] * 3,
+    [5] * 4,
+    [14, 10],
+    [2, 3, 4, 5],
+    [6] * 5,
+    [9, 9, 8],
+    [15, 2],
+    [16, 6, 8],
+]
+SIZES = [[(size, size) for size in sizes] for sizes in SQUARE] + [
+    [(3, 5), (7, 2), (4, 6)],
+    [(16, 1), (1, 16), (2, 3)],
+    [(5, 12), (12, 5)],
+    [(2, 16), (16, 2), (3, 3)],
+    [(1, 1), (10, 9), (1, 2)],
+]
+SEVERAL_LAUNCHES = [
+    [(3, 3)] * 10,
+    [(6, 6)] * 7,
+    [(12, 12)] * 4,
+    [(5, 4)] * 7,
+    [(2, 3), (13, 13), (11, 12), (16, 14), (7, 7)],
+]
+
+
+def arguments(rows, sizes, dtype):
+    """x, dy and factors whose products keep the magnitude of what they are applied to."""
+    factors = [(w / w.shape[1] ** 0.5).to(dtype) for w in factors_of(sizes, torch.float64)]
+    out = math.prod(o for o, _ in sizes)
+    return random((rows, columns_of(sizes)), dtype), random((rows, out), dtype, 9), factors
+
+
+def gradients(x, dy, factors, needs=None):
+    needs = needs or [True] * (1 + len(factors))
+    leaves = [t.clone().requires_grad_(n) for t, n in zip((x, *factors), needs, strict=True)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return torch.autograd.grad(cuops.kron_linear(leaves[0], leaves[1:]), wanted, dy)
+
+
+def exact(x, dy, factors):
+    """y and all gradients in float64, by PyTorch's autograd of a loop of products."""
+    leaves = [t.double().requires_grad_() for t in (x, *factors)]
+    y = leaves[0].reshape(len(x), *(w.shape[1] for w in factors))
+    for w in reversed(leaves[1:]):
+        y = (y @ w.mT).movedim(-1, 1)
+    y = y.reshape(len(x), -1)
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]
+
+
+def check(got, x, dy, factors):
+    """y and the gradients, or the first of these, are right but for rounding.
+
+    Sums are float32 (float64 of float64), one term after the other, and of those of many rows. What launches leave for
+    others is rounded, at most once for each factor on the way forward and back.
+    """
+    magnitudes = exact(x.abs(), dy.abs(), [w.abs() for w in factors])
+    sums = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    result = torch.finfo(x.dtype)
+    terms = sum(o + i + 2 for o, i in (w.shape for w in factors)) + dy.numel() ** 0.5
+    for mine, want, magnitude in zip(got, exact(x, dy, factors), magnitudes, strict=False):
+        assert (mine.shape, mine.dtype) == (want.shape, x.dtype)
+        lost = sums * terms + result.eps * 2 * len(factors)
+        allowed = result.eps / 2 * want.abs() + lost * magnitude + result.smallest_normal
+        assert ((mine.double() - want).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
+    x, dy, factors = arguments(rows, sizes, dtype)
+    check([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SEVERAL_LAUNCHES, ids=str)
+def test_samples_that_no_multiprocessor_holds(sizes, dtype):
+    x, dy, factors = arguments(max(2, (1 << 18) // columns_of(sizes)), sizes, dtype)
+    check([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SIZES[:8], ids=str)
+def test_a_bias_for_samples_that_start_anywhere(sizes, dtype):
+    x, dy, factors = arguments(37, sizes, dtype)
+    wide = random((37, x.shape[1] + 13), dtype)
+    wide[:, 3 : 3 + x.shape[1]] = x
+    bias = torch.full((dy.shape[1] + 1,), 3.0, dtype=dtype, device="cuda")[1:]
+    want = cuops.kron_linear(x, factors).double() + 3
+    for view in (x, wide[:, 3 : 3 + x.shape[1]]):
+        got = cuops.kron_linear(view, [w.mT.contiguous().mT for w in factors], bias)
+        torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("inner", [2, 3, 30, 37, 256, 1001])
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize("sizes", [[(6, 6)], [(5, 7), (3, 2)], [(12, 12)] * 2, [(3, 3)] * 4], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
+    x, dy, factors = arguments(rows, [*sizes, (inner, inner)], dtype)
+    factors = factors[:-1]
+    wide = torch.full((rows, dy.shape[1] + 3), math.nan, dtype=dtype, device="cuda")
+    y = wide[:, : dy.shape[1]]
+    _backend.library().kron_linear_fwd(y, x, factors, inner, None, False)
+    assert wide[:, dy.shape[1] :].isnan().all()
+    dx, dfactors = torch.full_like(x, math.nan), [torch.full_like(w, math.nan) for w in factors]
+    partial = torch.full((1 << 22,), math.nan, dtype=torch.promote_types(dtype, torch.float32), device="cuda")
+    _backend.library().kron_linear_bwd_fibers(dfactors, dx, partial, dy, x, factors, inner)
+    check([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
+
+
+@pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)
+def test_only_some_gradients(sizes):
+    x, dy, factors = arguments(40, sizes, torch.float32)
+    everything = gradients(x, dy, factors)
+    for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
+        want = [gradient for gradient, needed in zip(everything, needs, strict=True) if needed]
+        for got, full in zip(gradients(x, dy, factors, needs), want, strict=True):
+            # x's alone is by the kernel of the product, which adds in another order.
+            assert torch.equal(got, full) or (needs[0] and not any(needs[1:]))
+            torch.testing.assert_close(got, full, rtol=0, atol=1e-6 * full.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [SIZES[0], SIZES[1], SIZES[3], SIZES[11], SEVERAL_LAUNCHES[2]], ids=str)
+def test_twenty_runs_give_the_same_bits(sizes, dtype):
+    x, dy, factors = arguments(100, sizes, dtype)
+    want = [cuops.kron_linear(x, factors), *gradients(x, dy, factors)]
+    for _ in range(20):
+        got = [cuops.kron_linear(x, factors), *gradients(x, dy, factors)]
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("sizes", SIZES[:8], ids=str)
+def test_an_infinity_in_one_sample_leaves_the_others_alone(sizes):
+    x, dy, factors = arguments(64, sizes, torch.float32)
+    y, (dx, *_) = cuops.kron_linear(x, factors), gradients(x, dy, factors)
+    x[7, 1], dy[9, 2] = math.inf, math.nan
+    others = torch.arange(64) != 7
+    assert torch.equal(cuops.kron_linear(x, factors)[others], y[others])
+    others = torch.arange(64) != 9
+    assert torch.equal(gradients(x, dy, factors)[0][others], dx[others])
+
+
+def test_launches_wait_for_what_the_ones_before_them_write():
+    x, grad, factors = arguments(500, [(6, 6)] * 4, torch.float32)
+    wide, wide_grad = x.double(), grad.double()
+    for k in range(20):
+        factors = [w.roll(k, 0) for w in factors]
+        x = cuops.kron_linear(x, factors)
+        grad, *_ = gradients(x, grad, factors)
+        wide, wide_grad, *_ = exact(wide, wide_grad, factors)
+    assert (x - wide).norm() <= 1e-4 * wide.norm()
+    assert (grad - wide_grad).norm() <= 1e-4 * wide_grad.norm()
