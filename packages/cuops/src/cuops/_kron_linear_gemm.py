@@ -8,12 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-FEW = 32  # columns, for which a batched GEMM is slower than one GEMM and a rearranging copy
+FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
+# Up to which a batch of small products is faster than one GEMM: products, elements, and rows.
+FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 15, 1024
 
 
 def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
     """y's shape."""
     return (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+
+
+def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
+    """Whether the library's GEMM is slower than a batch of a product a row, as measured on an H200."""
+    few = len(state) <= FEW_ROWS and state.numel() < FEW_ELEMENTS and len(state) * rest * w.numel() <= FEW_PRODUCTS
+    return few and (rest > 1 or w.element_size() > 2 or w.shape[0] % 8 != 0 or w.shape[1] % 8 != 0)
 
 
 def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -23,10 +31,11 @@ def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     """
     o, i = w.shape
     rows, rest = len(state), state.shape[1] // i
-    if rest == 1:
+    small = _is_small(state, w, rest)
+    if rest == 1 and not small:
         return torch.nn.functional.linear(state, w, bias)
     bias = None if bias is None else bias.reshape(o, rest)
-    if rest < FEW:
+    if rest < FEW and not small:
         y = (state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o).mT
         return (y if bias is None else y + bias).reshape(rows, o * rest)
     matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
@@ -45,12 +54,14 @@ def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Te
     """Back through `_apply_factor(state, w)`: the gradient for state; and for w, where there is a state."""
     o, i = w.shape
     rows, rest = len(grad), grad.shape[1] // o
-    grads = grad.reshape(rows, o, rest)
-    if rest >= FEW and o <= rest:  # then a gradient a row is no larger than the state
+    grads, small = grad.reshape(rows, o, rest), _is_small(grad, w, rest)
+    if rest >= FEW_BACK and o <= rest:  # then a gradient a row is no larger than the state
         dw = None if state is None else torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
     grad = grads.mT.reshape(rows * rest, o)
     dw = None if state is None else grad.mT @ state.reshape(rows * rest, i)
+    if small:
+        return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
     return (grad @ w).reshape(rows, rest * i), dw
 
 
