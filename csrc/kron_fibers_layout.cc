@@ -8,15 +8,15 @@
 namespace cuops {
 namespace {
 
-constexpr double kClock = 1.7;    // GHz
-constexpr double kBytes = 28;     // a nanosecond of a multiprocessor, of device memory
-constexpr double kHidden = 0.3;   // of the shorter of memory and arithmetic
-constexpr double kBarrier = 100;  // cycles
-constexpr double kWeight = 140;   // instructions for an element of a factor, at the start
-constexpr double kFactor = 600;   // cycles until the elements of factors that threads ask for at a time are there
-constexpr double kFull = 16;      // warps with which a multiprocessor issues half of what it can
+constexpr double kClock = 1.7;     // GHz
+constexpr double kBytes = 28;      // a nanosecond of a multiprocessor, of device memory
+constexpr double kHidden = 0.3;    // of the shorter of memory and arithmetic
+constexpr double kBarrier = 100;   // cycles
+constexpr double kWeight = 140;    // instructions for an element of a factor, at the start
+constexpr double kFactor = 600;    // cycles until the elements of factors that threads ask for at a time are there
+constexpr double kFull = 16;       // warps with which a multiprocessor issues half of what it can
 constexpr double kLatency = 4.25;  // cycles from one instruction of a warp to its next, when it is alone
-constexpr double kSumBytes = 40;  // a nanosecond, of partial sums
+constexpr double kSumBytes = 40;   // a nanosecond, of partial sums
 constexpr int kThreads[] = {32, 64, 96, 128, 192, 256, 384, 512, 768}, kMostSamples = 1024, kLeastColumns = 8;
 
 // Instructions for an element of a step.
