@@ -39,15 +39,14 @@ struct KronFibersStep {
   int state;               // before the step
 };
 
-// An array of samples as a tile takes them: in runs of neighbours, `apart` elements one after the other. Without columns beyond the
-// factors' axes a run is a sample, else a row of columns.
+// An array of samples as a tile takes them: in runs of neighbours. Without columns beyond the factors' axes a run is a sample, else
+// a row of columns, of which the next one is `inner` elements after it.
 struct KronFibersArray {
-  void* data;
-  long long stride;  // from sample to sample
-  long long apart;
+  Rows rows;      // of a sample
   int run, runs;  // elements; of a sample
   KronDivisor by_run;
   int together;  // elements that move together: 4 or 1
+  bool dense;    // all samples follow one another
 };
 
 // The columns of a tile are a part of those beyond the factors' axes; or 0, where it has so many whole samples.
@@ -67,7 +66,7 @@ struct KronFibersParams {
   long long bias_lead;
   int result;  // the state after the last step
 };
-static_assert(sizeof(KronFibersParams) == 1424, "host and device must agree on the layout");
+static_assert(sizeof(KronFibersParams) == 1440, "host and device must agree on the layout");
 
 struct KronFibersBwdParams {
   KronFibersChain chain;
@@ -77,7 +76,7 @@ struct KronFibersBwdParams {
   int found;      // in shared memory: the sums of each warp
   int wanted;     // bits of the steps whose factors' gradients are
 };
-static_assert(sizeof(KronFibersBwdParams) == 1472, "host and device must agree on the layout");
+static_assert(sizeof(KronFibersBwdParams) == 1496, "host and device must agree on the layout");
 
 // Adds up what blocks found, a block of threads a step, and takes the products apart.
 struct KronFibersSum {

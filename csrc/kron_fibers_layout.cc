@@ -185,14 +185,12 @@ KronFibersPlan plan_tiles(const KronProblem& problem, const KronDevice& device, 
 
 KronFibersArray fibers_array(const KronFibersArray& array, const KronFibersChain& chain, const Rows& rows) {
   KronFibersArray found = array;
-  found.data = rows.data;
-  found.stride = rows.stride;
-  found.apart = chain.columns > 0 ? chain.inner : rows.stride;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % std::min(16, 4 * size_of(chain.dtype)) == 0;
+  found.rows = rows;
+  found.dense = chain.columns == 0 && rows.inner >= chain.rows && rows.stride == found.run;
   // Without gaps between samples, four elements may belong to two of them.
-  const bool whole_tiles = found.apart == found.run && chain.samples * found.run % 4 == 0;
-  const bool whole_runs = found.run % 4 == 0 && found.apart % 4 == 0 && found.stride % 4 == 0;
-  found.together = aligned && (whole_tiles || whole_runs) ? 4 : 1;
+  const bool whole_tiles = found.dense && vectors_fit({rows.data, 1, 0, 0}, 4, chain.dtype) && chain.samples * found.run % 4 == 0;
+  const bool whole_runs = found.run % 4 == 0 && (chain.columns == 0 || chain.inner % 4 == 0) && vectors_fit(rows, 4, chain.dtype);
+  found.together = whole_tiles || whole_runs ? 4 : 1;
   return found;
 }
 

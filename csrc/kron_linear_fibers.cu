@@ -20,7 +20,7 @@ __device__ void kron_fibers(const KronFibersParams& p) {
 #pragma unroll 1
   for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {
     const FibersTile tile(chain, index);
-    load_samples(p.x, chain.dtype, tile, shared + chain.step[0].state);
+    load_samples(chain, p.x, tile, shared + chain.step[0].state);
     if (index == blockIdx.x && i < chain.weights) {
       shared[i] = weight;
       while ((i += threads) < chain.weights) shared[i] = FibersWeight<Acc>(chain, i).value();
@@ -33,7 +33,7 @@ __device__ void kron_fibers(const KronFibersParams& p) {
       multiply_axis<Acc>({step, false}, shared, shared + step.state, shared + to, tile.samples * step.fibers);
     }
     __syncthreads();
-    store_samples(p.y, chain.dtype, tile, shared + p.result, p.bias, p.bias_lead);
+    store_samples(chain, p.y, tile, shared + p.result, p.bias, p.bias_lead);
     if (index + gridDim.x < chain.tiles) __syncthreads();
   }
   launch_dependents();

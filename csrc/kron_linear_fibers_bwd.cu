@@ -125,8 +125,8 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
 #pragma unroll 1
   for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {
     const FibersTile tile(chain, index);
-    load_samples(p.x, chain.dtype, tile, shared + chain.step[0].state);
-    load_samples(p.dy, chain.dtype, tile, shared + p.gradient);
+    load_samples(chain, p.x, tile, shared + chain.step[0].state);
+    load_samples(chain, p.dy, tile, shared + p.gradient);
     if (index == blockIdx.x) {
       if (i < chain.weights) {
         shared[i] = weight;
@@ -160,7 +160,7 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
         multiply_axis<Acc>({step, false}, shared, state, shared + chain.step[s + 1].state, fibers);
         continue;
       }
-      const bool wanted = p.wanted >> s & 1, goes_on = p.dx.data != nullptr || (p.wanted & ((1 << s) - 1)) != 0;
+      const bool wanted = p.wanted >> s & 1, goes_on = p.dx.rows.data != nullptr || (p.wanted & ((1 << s) - 1)) != 0;
       Acc* const sums = mine + step.sums;
       switch (fibers_class(step.in, step.out)) {
         case 2: back_small<Acc, 2>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
@@ -188,7 +188,7 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
       g = state;
     }
     __syncthreads();
-    if (p.dx.data) store_samples(p.dx, chain.dtype, tile, g);
+    if (p.dx.rows.data) store_samples(chain, p.dx, tile, g);
     if (index + gridDim.x < chain.tiles) __syncthreads();
   }
   launch_dependents();

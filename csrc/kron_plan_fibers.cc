@@ -38,7 +38,6 @@ KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device) {
   group.count = static_cast<int>(problem.sizes.size());
   group.nanoseconds = INFINITY;
   const bool is_double = problem.dtype == kFloat64;
-  if (!problem.linear) return group;
   const KronFibersPlan plan = plan_tiles(
       problem, device, {false, is_double ? kFibersThreadsF64 : kFibersThreads, 1, kStart, kLoad, shared_elements, add_steps});
   if (std::isinf(plan.nanoseconds)) return group;

@@ -110,6 +110,21 @@ def test_a_bias_for_samples_that_start_anywhere(sizes, dtype):
         torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [[(6, 6)] * 2, [(7, 7), (11, 11), (13, 13)], [(6, 6)] * 6, [(12, 12)] * 3], ids=str)
+def test_rows_of_two_strides(sizes, dtype):
+    n = columns_of(sizes)
+    _, _, factors = arguments(1, sizes, dtype)
+    wide = random((3, 5, n + 7), dtype)
+    for x in (
+        wide[:, :4, :n],
+        wide[:, 1:, 7:],
+        wide[:1, :1, :n].expand(3, 2, n),
+        wide[:, :2, 1 : n + 1].mT.contiguous().mT,
+    ):
+        assert torch.equal(cuops.kron_linear(x, factors), cuops.kron_linear(x.clone(), factors))
+
+
 @pytest.mark.parametrize("inner", [2, 3, 30, 37, 256, 1001])
 @pytest.mark.parametrize("rows", [1, 50])
 @pytest.mark.parametrize("sizes", [[(6, 6)], [(5, 7), (3, 2)], [(12, 12)] * 2, [(3, 3)] * 4], ids=str)

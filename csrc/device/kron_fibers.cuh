@@ -46,20 +46,24 @@ struct FibersPiece {
   long long at;
   bool valid;
 
-  __device__ FibersPiece(const KronFibersArray& array, const FibersTile& tile, int piece)
-      : first(piece * kWidth), at(tile.sample * array.stride + tile.column), valid(true) {
-    if (array.apart == array.run) {
-      at += first;
+  __device__ FibersPiece(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, int piece)
+      : first(piece * kWidth), valid(true) {
+    if (array.dense) {
+      at = tile.sample * array.run + first;
+      return;
+    }
+    const int run = divide(first, array.by_run), column = first - run * array.run;
+    if (tile.columns == 0) {
+      at = offset_of(array.rows, tile.sample + run) + column;
     } else {
-      const int run = divide(first, array.by_run), column = first - run * array.run;
-      valid = tile.columns == 0 || column < tile.columns;
-      at += run * array.apart + column;
+      valid = column < tile.columns;
+      at = offset_of(array.rows, tile.sample) + tile.column + run * p.inner + column;
     }
   }
 };
 
 template <int kWidth, class T, class Acc>
-__device__ void load_pieces(const KronFibersArray& array, const FibersTile& tile, Acc* state) {
+__device__ void load_pieces(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, Acc* state) {
   constexpr int kBatch = 4;
   const int pieces = tile.samples * array.runs * array.run / kWidth, threads = blockDim.x;
 #pragma unroll 1
@@ -68,8 +72,8 @@ __device__ void load_pieces(const KronFibersArray& array, const FibersTile& tile
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       if (start + b * threads >= pieces) break;
-      const FibersPiece<kWidth> piece(array, tile, start + b * threads);
-      if (piece.valid) v[b] = load_pack<T, kWidth>(static_cast<const T*>(array.data) + piece.at);
+      const FibersPiece<kWidth> piece(p, array, tile, start + b * threads);
+      if (piece.valid) v[b] = load_pack<T, kWidth>(static_cast<const T*>(array.rows.data) + piece.at);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -80,12 +84,12 @@ __device__ void load_pieces(const KronFibersArray& array, const FibersTile& tile
 }
 
 template <int kWidth, class T, class Acc>
-__device__ void store_pieces(const KronFibersArray& array, const FibersTile& tile, const Acc* state, const T* bias,
-                             long long bias_lead) {
+__device__ void store_pieces(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, const Acc* state,
+                             const T* bias, long long bias_lead) {
   const int pieces = tile.samples * array.runs * array.run / kWidth;
 #pragma unroll 2
   for (int i = threadIdx.x; i < pieces; i += blockDim.x) {
-    const FibersPiece<kWidth> piece(array, tile, i);
+    const FibersPiece<kWidth> piece(p, array, tile, i);
     if (!piece.valid) continue;
     auto v = load_pack<Acc, kWidth>(state + piece.first);
     if (bias) {  // then runs are samples, into two of which a piece may reach
@@ -96,7 +100,7 @@ __device__ void store_pieces(const KronFibersArray& array, const FibersTile& til
         v.at[j] += convert<Acc>(bias[lead * array.run + piece.first + j - run * array.run]);
       }
     }
-    store_pack(static_cast<T*>(array.data) + piece.at, convert<T>(v));
+    store_pack(static_cast<T*>(array.rows.data) + piece.at, convert<T>(v));
   }
 }
 
@@ -106,24 +110,24 @@ __device__ inline bool moves_in_fours(const KronFibersArray& array, const Fibers
 
 // From device memory to shared memory, and back. Columns that are not there become zeros.
 template <class Acc>
-__device__ void load_samples(const KronFibersArray& array, DType dtype, const FibersTile& tile, Acc* state) {
-  with_type<Acc>(dtype, [&](auto zero) {
+__device__ void load_samples(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, Acc* state) {
+  with_type<Acc>(p.dtype, [&](auto zero) {
     if (moves_in_fours(array, tile)) {
-      load_pieces<4, decltype(zero)>(array, tile, state);
+      load_pieces<4, decltype(zero)>(p, array, tile, state);
     } else {
-      load_pieces<1, decltype(zero)>(array, tile, state);
+      load_pieces<1, decltype(zero)>(p, array, tile, state);
     }
   });
 }
 template <class Acc>
-__device__ void store_samples(const KronFibersArray& array, DType dtype, const FibersTile& tile, const Acc* state,
+__device__ void store_samples(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, const Acc* state,
                               const void* bias = nullptr, long long bias_lead = 1) {
-  with_type<Acc>(dtype, [&](auto zero) {
+  with_type<Acc>(p.dtype, [&](auto zero) {
     using T = decltype(zero);
     if (moves_in_fours(array, tile)) {
-      store_pieces<4>(array, tile, state, static_cast<const T*>(bias), bias_lead);
+      store_pieces<4>(p, array, tile, state, static_cast<const T*>(bias), bias_lead);
     } else {
-      store_pieces<1>(array, tile, state, static_cast<const T*>(bias), bias_lead);
+      store_pieces<1>(p, array, tile, state, static_cast<const T*>(bias), bias_lead);
     }
   });
 }
