@@ -122,7 +122,10 @@ def test_rows_of_two_strides(sizes, dtype):
         wide[:1, :1, :n].expand(3, 2, n),
         wide[:, :2, 1 : n + 1].mT.contiguous().mT,
     ):
-        assert torch.equal(cuops.kron_linear(x, factors), cuops.kron_linear(x.clone(), factors))
+        want = cuops.kron_linear(x.clone(), factors)
+        scale = want.abs().max().item() * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        # Another kernel may take the copy.
+        torch.testing.assert_close(cuops.kron_linear(x, factors), want, rtol=torch.finfo(dtype).eps, atol=16 * scale)
 
 
 @pytest.mark.parametrize("inner", [2, 3, 30, 37, 256, 1001])
