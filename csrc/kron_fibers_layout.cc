@@ -153,9 +153,11 @@ KronFibersPlan plan_tiles(const KronProblem& problem, const KronDevice& device, 
     const double vectors = static_cast<double>(problem.rows) * static_cast<double>(problem.inner) / std::max(columns, 1);
     const double elements = kernel.moved * layout.in_elements() + layout.out_elements();
     for (const int threads : kThreads) {
-      const int bytes = static_cast<int>(round_up(size * kernel.shared_elements(layout, threads), 16));
+      const std::int64_t needed = round_up(std::int64_t{size} * kernel.shared_elements(layout, threads), 16);
+      if (needed > device.shared_bytes) continue;
+      const int bytes = static_cast<int>(needed);
       const int resident = std::min(device.shared_bytes_a_multiprocessor / (bytes + 1024), kernel.most_threads / threads);
-      if (bytes > device.shared_bytes || resident == 0) continue;
+      if (resident == 0) continue;
       KronFibersCost tile{threads, size / 4.0}, start{threads, 1};
       tile.waits = kernel.load;
       tile.add(chain.samples * elements / 32, 4, moving(chain), 1);

@@ -2,10 +2,8 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
-#include <map>
-#include <mutex>
-
 #include "host/error.h"
+#include "host/plan_cache.h"
 #include "host/tensor.h"
 #include "kron_factors.h"
 #include "kron_fibers_layout.h"
@@ -61,19 +59,15 @@ Kernel& tuned_kernel(KronKernel which) {
 }
 
 // Plans are made once for each problem on each device.
-const KronGroup& cached_group(const KronProblem& problem, int device) {
-  static std::mutex mutex;
-  static std::map<std::vector<std::int64_t>, KronGroup> known;
+std::shared_ptr<const KronGroup> cached_group(const KronProblem& problem, int device) {
+  static PlanCache<KronGroup> known;
   std::vector<std::int64_t> key = {device,         problem.dtype,  problem.single, problem.aligned,
                                    problem.linear, problem.mapped, problem.rows,   problem.inner};
   for (const KronSize& size : problem.sizes) {
     key.push_back(size.out);
     key.push_back(size.in);
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  return known.emplace(std::move(key), plan_group(problem, kron_device(device))).first->second;
+  return known.find(std::move(key), [&] { return plan_group(problem, kron_device(device)); });
 }
 
 // Rows that are all one short stride apart, which some kernels ask for.
@@ -120,7 +114,8 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
   problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
   problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
-  const KronGroup& group = cached_group(problem, device);
+  const std::shared_ptr<const KronGroup> plan = cached_group(problem, device);
+  const KronGroup& group = *plan;
   if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
   const void* bias_data = nullptr;
   std::int64_t bias_lead = 1;

@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <mutex>
 
 #include "host/error.h"
+#include "host/plan_cache.h"
 #include "host/tensor.h"
 #include "kron_factors.h"
 #include "kron_fibers_layout.h"
@@ -62,27 +61,25 @@ void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
 }
 
 // Plans are made once for each problem on each device.
-const KronFibersPlan& cached_plan(DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes, std::int64_t inner,
-                                  int device) {
-  static std::mutex mutex;
-  static std::map<std::vector<std::int64_t>, KronFibersPlan> known;
+std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes,
+                                                  std::int64_t inner, int device) {
+  static PlanCache<KronFibersPlan> known;
   std::vector<std::int64_t> key = {device, dtype, rows, inner};
   for (const KronSize& size : sizes) {
     key.push_back(size.out);
     key.push_back(size.in);
   }
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  KronProblem problem;
-  problem.dtype = dtype;
-  problem.arithmetic = kKronPlain;
-  problem.single = false;
-  problem.rows = rows;
-  problem.inner = inner;
-  problem.sizes = sizes;
-  const KronFibersKernel kernel{true, kFibersThreadsBwd, 2, kStart, kLoad, shared_elements, add_steps};
-  return known.emplace(std::move(key), plan_tiles(problem, kron_device(device), kernel)).first->second;
+  return known.find(std::move(key), [&] {
+    KronProblem problem;
+    problem.dtype = dtype;
+    problem.arithmetic = kKronPlain;
+    problem.single = false;
+    problem.rows = rows;
+    problem.inner = inner;
+    problem.sizes = sizes;
+    const KronFibersKernel kernel{true, kFibersThreadsBwd, 2, kStart, kLoad, shared_elements, add_steps};
+    return plan_tiles(problem, kron_device(device), kernel);
+  });
 }
 
 std::vector<KronSize> sizes_of(const tvm::ffi::Array<int64_t>& sizes) {
@@ -108,6 +105,10 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_bwd_fibers_plan(int64_t dt
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const std::vector<KronSize> all = sizes_of(sizes);
   const int n = static_cast<int>(all.size());
+  for (const KronSize& size : all) {
+    if (std::min(size.out, size.in) < 1) raise("ValueError", "sizes: expected at least 1");
+    if (std::max(size.out, size.in) > kFibersMost) return {};
+  }
   std::vector<std::int64_t> before(n + 1, rows), after(n + 1, 1);
   for (int i = 0; i < n; ++i) before[i + 1] = before[i] * all[i].out;
   for (int i = n - 1; i >= 0; --i) after[i] = after[i + 1] * all[i].in;
@@ -117,19 +118,18 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_bwd_fibers_plan(int64_t dt
   auto part = [&](int i, int end) { return std::vector<KronSize>(all.begin() + i, all.begin() + end); };
   for (int i = n - 1; i >= 0; --i) {
     for (int end = i + 1; end <= n; ++end) {
-      const KronFibersPlan& plan =
-          cached_plan(static_cast<DType>(dtype), before[i], part(i, end), after[end], static_cast<int>(device));
+      const auto plan = cached_plan(static_cast<DType>(dtype), before[i], part(i, end), after[end], static_cast<int>(device));
       // What the groups behind it start from is computed before.
-      const double nanoseconds = plan.nanoseconds * (end < n ? 1.6 : 1) + cost[end];
+      const double nanoseconds = plan->nanoseconds * (end < n ? 1.6 : 1) + cost[end];
       if (nanoseconds < cost[i]) cost[i] = nanoseconds, count[i] = end - i;
     }
   }
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> groups;
   for (int i = 0; i < n; i += count[i]) {
     if (count[i] == 0) return {};
-    const KronFibersPlan& plan =
+    const auto plan =
         cached_plan(static_cast<DType>(dtype), before[i], part(i, i + count[i]), after[i + count[i]], static_cast<int>(device));
-    groups.push_back({i, count[i], 1LL * plan.shape.blocks * plan.layout.chain.sums, static_cast<int64_t>(plan.nanoseconds)});
+    groups.push_back({i, count[i], 1LL * plan->shape.blocks * plan->layout.chain.sums, static_cast<int64_t>(plan->nanoseconds)});
   }
   return groups;
 }
@@ -158,7 +158,8 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   expect_samples(dy, "dy", dtype, x.device(), rows, out);
   if (x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: expected no empty array");
   const int device = x.device().device_id;
-  const KronFibersPlan& plan = cached_plan(dtype, rows, sizes, inner, device);
+  const std::shared_ptr<const KronFibersPlan> cached = cached_plan(dtype, rows, sizes, inner, device);
+  const KronFibersPlan& plan = *cached;
   if (std::isinf(plan.nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_bwd_fibers_plan");
   const DType sums = accumulator_of(dtype);
   if (dtype_of(partial, "partial") != sums || partial.numel() < 1LL * plan.shape.blocks * plan.layout.chain.sums)

@@ -115,7 +115,7 @@ def test_a_bias_for_samples_that_start_anywhere(sizes, dtype):
 def test_rows_of_two_strides(sizes, dtype):
     n = columns_of(sizes)
     _, _, factors = arguments(1, sizes, dtype)
-    wide = random((3, 5, n + 7), dtype)
+    wide = random((3, 50, n + 7), dtype)
     for x in (
         wide[:, :4, :n],
         wide[:, 1:, 7:],
@@ -128,7 +128,7 @@ def test_rows_of_two_strides(sizes, dtype):
         torch.testing.assert_close(cuops.kron_linear(x, factors), want, rtol=torch.finfo(dtype).eps, atol=16 * scale)
 
 
-@pytest.mark.parametrize("inner", [2, 3, 30, 37, 256, 1001])
+@pytest.mark.parametrize("inner", [2, 3, 4, 8, 12, 30, 37, 256, 1001])
 @pytest.mark.parametrize("rows", [1, 50])
 @pytest.mark.parametrize("sizes", [[(6, 6)], [(5, 7), (3, 2)], [(12, 12)] * 2, [(3, 3)] * 4], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -143,6 +143,14 @@ def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
     partial = torch.full((1 << 22,), math.nan, dtype=torch.promote_types(dtype, torch.float32), device="cuda")
     _backend.library().kron_linear_bwd_fibers(dfactors, dx, partial, dy, x, factors, inner)
     check([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
+
+
+def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
+    for sizes in ([4, 4, 4, 6, 11, 12, 5, 5, 11, 11], [4] * 6 + [16] * 3, [16] * 10, [2] * 40):
+        groups = _backend.library().kron_linear_bwd_fibers_plan(0, 1, [n for size in sizes for n in (size, size)], 0)
+        assert sum(count for _, count, *_ in groups) == len(sizes)
+        assert all(0 < scratch < 1 << 22 for _, _, scratch, _ in groups)
+    assert len(_backend.library().kron_linear_bwd_fibers_plan(0, 1, [16, 16, 17, 16], 0)) == 0
 
 
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)

@@ -272,6 +272,7 @@ __device__ void multiply_small(const FibersProduct& axis, const Acc* weights, co
       load_fiber(from + fiber.start(axis.in), axis.inner, axis.in, v[f]);
       at[f] = fiber.start(axis.out);
     }
+    __syncwarp();  // lanes beyond the last fiber have read it too
 #pragma unroll
     for (int f = 0; f < kFibers; ++f) {
       if (first + 32 * f + lane >= fibers) break;
@@ -298,6 +299,7 @@ __device__ void multiply_fibers(const FibersProduct& axis, const Acc* weights, c
       load_fiber(from + fiber.start(axis.in), axis.inner, axis.in, v[f]);
       at[f] = to + fiber.start(axis.out);
     }
+    __syncwarp();  // lanes beyond the last fiber have read it too
     const Acc* weight = weights + axis.weight;
 #pragma unroll 1
     for (int o = 0; o < axis.out; o += kOuts) {
