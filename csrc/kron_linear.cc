@@ -61,12 +61,9 @@ Kernel& tuned_kernel(KronKernel which) {
 // Plans are made once for each problem on each device.
 std::shared_ptr<const KronGroup> cached_group(const KronProblem& problem, int device) {
   static PlanCache<KronGroup> known;
-  std::vector<std::int64_t> key = {device,         problem.dtype,  problem.single, problem.aligned,
-                                   problem.linear, problem.mapped, problem.rows,   problem.inner};
-  for (const KronSize& size : problem.sizes) {
-    key.push_back(size.out);
-    key.push_back(size.in);
-  }
+  auto key = plan_key(
+      {device, problem.dtype, problem.single, problem.aligned, problem.linear, problem.mapped, problem.rows, problem.inner},
+      problem.sizes);
   return known.find(std::move(key), [&] { return plan_group(problem, kron_device(device)); });
 }
 
@@ -95,13 +92,10 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   problem.single = allow_tf32 && dtype == kFloat32;
   problem.inner = inner;
   std::int64_t in = inner, out = inner;
-  for (const tvm::ffi::Tensor& factor : factors) {
-    if (factor.ndim() != 2) raise("ValueError", "factors: expected matrices");
-    if (dtype_of(factor, "factors") != dtype) raise("TypeError", "factors: expected x's dtype");
-    expect_device(factor, "factors", x.device());
-    problem.sizes.push_back({factor.size(0), factor.size(1)});
-    out *= factor.size(0);
-    in *= factor.size(1);
+  problem.sizes = sizes_of(factors, dtype, x.device());
+  for (const KronSize& size : problem.sizes) {
+    out *= size.out;
+    in *= size.in;
   }
   if (last_size(x) != in || last_size(y) != out) raise("ValueError", "factors: expected sizes whose products are those of x and y");
   problem.rows = in > 0 ? x.numel() / in : 0;

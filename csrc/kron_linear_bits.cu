@@ -38,20 +38,6 @@ __device__ __forceinline__ void apply(const Acc* factor, Acc (&v)[kHeld]) {
   }
 }
 
-// Calls visit with an element of the arrays' dtype, whose sums are in Acc: the multiplications are the same code for all.
-template <class Acc, class Visit>
-__device__ __forceinline__ void with_dtype(DType dtype, const Visit& visit) {
-  if constexpr (kSame<Acc, double>) {
-    visit(double());
-  } else if (dtype == kFloat32) {
-    visit(float());
-  } else if (dtype == kFloat16) {
-    visit(__half());
-  } else {
-    visit(__nv_bfloat16());
-  }
-}
-
 template <class Acc>
 __device__ void kron_bits(const KronBitsParams& p) {
   __shared__ __align__(16) Acc factors[kBitsElements];

@@ -64,12 +64,7 @@ void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
 std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes,
                                                   std::int64_t inner, int device) {
   static PlanCache<KronFibersPlan> known;
-  std::vector<std::int64_t> key = {device, dtype, rows, inner};
-  for (const KronSize& size : sizes) {
-    key.push_back(size.out);
-    key.push_back(size.in);
-  }
-  return known.find(std::move(key), [&] {
+  return known.find(plan_key({device, dtype, rows, inner}, sizes), [&] {
     KronProblem problem;
     problem.dtype = dtype;
     problem.arithmetic = kKronPlain;
@@ -80,20 +75,6 @@ std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows
     const KronFibersKernel kernel{true, kFibersThreadsBwd, 2, kStart, kLoad, shared_elements, add_steps};
     return plan_tiles(problem, kron_device(device), kernel);
   });
-}
-
-std::vector<KronSize> sizes_of(const tvm::ffi::Array<int64_t>& sizes) {
-  std::vector<KronSize> found;
-  for (std::size_t i = 0; i + 1 < sizes.size(); i += 2) found.push_back({sizes[i], sizes[i + 1]});
-  return found;
-}
-
-void expect_samples(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows, std::int64_t columns) {
-  if (dtype_of(t, name) != dtype) raise("TypeError", std::string(name) + ": expected x's dtype");
-  if (t.ndim() != 2 || t.size(0) != rows || t.size(1) != columns || !t.is_contiguous())
-    raise("ValueError",
-          std::string(name) + ": expected a contiguous matrix of " + std::to_string(rows) + " x " + std::to_string(columns));
-  expect_device(t, name, device);
 }
 
 }  // namespace
@@ -143,19 +124,15 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x");
   if (dfactors.size() != factors.size()) raise("ValueError", "dfactors: expected one a factor");
-  std::vector<KronSize> sizes;
+  const std::vector<KronSize> sizes = sizes_of(factors, dtype, x.device());
   std::int64_t in = inner, out = inner;
-  for (const tvm::ffi::Tensor& factor : factors) {
-    if (factor.ndim() != 2) raise("ValueError", "factors: expected matrices");
-    if (dtype_of(factor, "factors") != dtype) raise("TypeError", "factors: expected x's dtype");
-    expect_device(factor, "factors", x.device());
-    sizes.push_back({factor.size(0), factor.size(1)});
-    out *= factor.size(0);
-    in *= factor.size(1);
+  for (const KronSize& size : sizes) {
+    out *= size.out;
+    in *= size.in;
   }
   const std::int64_t rows = x.size(0);
-  expect_samples(x, "x", dtype, x.device(), rows, in);
-  expect_samples(dy, "dy", dtype, x.device(), rows, out);
+  expect_matrix(x, "x", dtype, x.device(), rows, in);
+  expect_matrix(dy, "dy", dtype, x.device(), rows, out);
   if (x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: expected no empty array");
   const int device = x.device().device_id;
   const std::shared_ptr<const KronFibersPlan> cached = cached_plan(dtype, rows, sizes, inner, device);
@@ -175,7 +152,7 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   p.dy = fibers_array(plan.layout.out, chain, {data_of(dy), rows, out, 0});
   p.dx = plan.layout.in;
   if (dx.has_value()) {
-    expect_samples(*dx, "dx", dtype, x.device(), rows, in);
+    expect_matrix(*dx, "dx", dtype, x.device(), rows, in);
     p.dx = fibers_array(plan.layout.in, chain, {data_of(*dx), rows, in, 0});
   }
   p.partial = data_of(partial);
@@ -187,7 +164,7 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
     for (int j = step.first; j < step.first + step.count; ++j) {
       if (!dfactors[j].has_value()) continue;
       const tvm::ffi::Tensor dw = *dfactors[j];
-      expect_samples(TensorView(dw), "dfactors", dtype, x.device(), sizes[j].out, sizes[j].in);
+      expect_matrix(TensorView(dw), "dfactors", dtype, x.device(), sizes[j].out, sizes[j].in);
       sum.gradient[j] = data_of(TensorView(dw));
       wanted = true;
     }

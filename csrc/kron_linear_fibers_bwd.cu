@@ -204,8 +204,8 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
 
 template <class Acc>
 __device__ void store_gradient(const KronFibersSum& p, int factor, int i, Acc v) {
-  with_type<Acc>(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
+  with_dtype<Acc>(p.dtype, [&](auto element) {
+    using T = decltype(element);
     static_cast<T*>(p.gradient[factor])[i] = convert<T>(v);
   });
 }

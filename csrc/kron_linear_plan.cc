@@ -3,6 +3,7 @@
 #include <tvm/ffi/function.h>
 
 #include "host/error.h"
+#include "kron_factors.h"
 #include "kron_plan.h"
 
 namespace cuops {
@@ -20,7 +21,6 @@ namespace {
 tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
                                                            int64_t inner, bool allow_tf32, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
-  if (sizes.size() % 2 != 0) raise("ValueError", "sizes: expected pairs");
   const KronDevice facts = kron_device(static_cast<int>(device));
   KronProblem problem;
   problem.dtype = static_cast<DType>(dtype);
@@ -28,7 +28,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   problem.single = allow_tf32 && dtype == kFloat32;
   problem.rows = rows;
   problem.inner = inner;
-  for (std::size_t i = 0; i < sizes.size(); i += 2) problem.sizes.push_back({sizes[i], sizes[i + 1]});
+  problem.sizes = sizes_of(sizes);
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const KronFwdParams& p = group.params;

@@ -96,6 +96,12 @@ struct KronDevice {
 
 KronDevice kron_device(int device);
 
+// What a plan is known by: numbers, and the sizes.
+inline std::vector<std::int64_t> plan_key(std::vector<std::int64_t> numbers, const std::vector<KronSize>& sizes) {
+  for (const KronSize& size : sizes) numbers.insert(numbers.end(), {size.out, size.in});
+  return numbers;
+}
+
 KronDivisor kron_divisor(std::int64_t d);
 KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
 

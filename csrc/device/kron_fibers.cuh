@@ -25,20 +25,6 @@ struct FibersTile {
   }
 };
 
-// Calls work(T()) with the type of a dtype whose sums are Acc.
-template <class Acc, class Work>
-__device__ void with_type(DType dtype, Work&& work) {
-  if constexpr (kSame<Acc, double>) {
-    work(double());
-  } else if (dtype == kFloat32) {
-    work(float());
-  } else if (dtype == kFloat16) {
-    work(__half());
-  } else {
-    work(__nv_bfloat16());
-  }
-}
-
 // Elements of a tile that move together: where they are in device memory, and whether.
 template <int kWidth>
 struct FibersPiece {
@@ -111,19 +97,19 @@ __device__ inline bool moves_in_fours(const KronFibersArray& array, const Fibers
 // From device memory to shared memory, and back. Columns that are not there become zeros.
 template <class Acc>
 __device__ void load_samples(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, Acc* state) {
-  with_type<Acc>(p.dtype, [&](auto zero) {
+  with_dtype<Acc>(p.dtype, [&](auto element) {
     if (moves_in_fours(array, tile)) {
-      load_pieces<4, decltype(zero)>(p, array, tile, state);
+      load_pieces<4, decltype(element)>(p, array, tile, state);
     } else {
-      load_pieces<1, decltype(zero)>(p, array, tile, state);
+      load_pieces<1, decltype(element)>(p, array, tile, state);
     }
   });
 }
 template <class Acc>
 __device__ void store_samples(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, const Acc* state,
                               const void* bias = nullptr, long long bias_lead = 1) {
-  with_type<Acc>(p.dtype, [&](auto zero) {
-    using T = decltype(zero);
+  with_dtype<Acc>(p.dtype, [&](auto element) {
+    using T = decltype(element);
     if (moves_in_fours(array, tile)) {
       store_pieces<4>(p, array, tile, state, static_cast<const T*>(bias), bias_lead);
     } else {

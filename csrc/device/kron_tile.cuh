@@ -59,6 +59,20 @@ __device__ void multiply(const float* weight, const float (&v)[kN][kFibers], flo
   }
 }
 
+// Calls visit with an element of the dtype, whose sums are in Acc: what surrounds it is the same code for all.
+template <class Acc, class Visit>
+__device__ __forceinline__ void with_dtype(DType dtype, const Visit& visit) {
+  if constexpr (kSame<Acc, double>) {
+    visit(double());
+  } else if (dtype == kFloat32) {
+    visit(float());
+  } else if (dtype == kFloat16) {
+    visit(__half());
+  } else {
+    visit(__nv_bfloat16());
+  }
+}
+
 // Elements whose dtype is known at run time only, in the precision of the sums.
 template <class Acc>
 __device__ Acc load_element(DType dtype, const void* data, long long i) {

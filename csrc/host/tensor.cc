@@ -53,6 +53,14 @@ void expect_device(TensorView t, const char* name, DLDevice device) {
   raise("ValueError", std::string(name) + ": expected an array on " + text(device) + ", got one on " + text(d));
 }
 
+void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows, std::int64_t columns) {
+  if (dtype_of(t, name) != dtype) raise("TypeError", std::string(name) + ": expected " + name_of(dtype));
+  if (t.ndim() != 2 || t.size(0) != rows || t.size(1) != columns || !t.is_contiguous())
+    raise("ValueError",
+          std::string(name) + ": expected a contiguous matrix of " + std::to_string(rows) + " x " + std::to_string(columns));
+  expect_device(t, name, device);
+}
+
 void expect_at_least_1d(TensorView t, const char* name) {
   if (t.ndim() == 0) raise("ValueError", std::string(name) + ": expected at least 1 dimension, got 0");
 }

@@ -25,6 +25,8 @@ void expect_same_shape(TensorView t, const char* name, TensorView as, const char
 void expect_like(TensorView t, const char* name, TensorView x, DType dtype);  // x's shape and device, and this dtype
 void expect_device(TensorView t, const char* name, DLDevice device);
 void expect_at_least_1d(TensorView t, const char* name);
+void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows,
+                   std::int64_t columns);  // contiguous
 
 // A weight or bias: contiguous, of the size of x's last dimension, in `dtype` or that of its sums. Returns whether it is the
 // latter, and they differ.

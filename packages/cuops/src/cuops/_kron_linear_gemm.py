@@ -54,15 +54,18 @@ def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Te
     """Back through `_apply_factor(state, w)`: the gradient for state; and for w, where there is a state."""
     o, i = w.shape
     rows, rest = len(grad), grad.shape[1] // o
-    grads, small = grad.reshape(rows, o, rest), _is_small(grad, w, rest)
-    if rest >= FEW_BACK and o <= rest:  # then a gradient a row is no larger than the state
-        dw = None if state is None else torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
+    grads = grad.reshape(rows, o, rest)
+    in_batch = rest >= FEW_BACK and o <= rest  # then a gradient a row is no larger than the state
+    dw, flat = None, None
+    if state is not None and in_batch:
+        dw = torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
+    elif state is not None:
+        flat = grads.mT.reshape(rows * rest, o)
+        dw = flat.mT @ state.reshape(rows * rest, i)
+    if in_batch or _is_small(grad, w, rest):
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    grad = grads.mT.reshape(rows * rest, o)
-    dw = None if state is None else grad.mT @ state.reshape(rows * rest, i)
-    if small:
-        return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    return (grad @ w).reshape(rows, rest * i), dw
+    flat = grads.mT.reshape(rows * rest, o) if flat is None else flat
+    return (flat @ w).reshape(rows, rest * i), dw
 
 
 def _backward_of_two(
