@@ -97,8 +97,8 @@ void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView
   if (hw.tuned < 80) raise("ValueError", "x: no kernel for this GPU; ask kron_linear_bwd_partial_rows");
   BwdPlan plan = plan_bwd(dtype, x.size(0), x.size(2), g.size(1), x.size(1), aligned16(data_of(g)) && aligned16(data_of(x)), hw);
   const std::int64_t n = dw.numel();
-  if (partial.numel() < plan.blocks * n)
-    raise("ValueError", "partial: expected " + std::to_string(plan.blocks) + " rows of dw's size");
+  if (partial.numel() < plan.blocks * round_up(n, 4) || !aligned16(data_of(partial)))
+    raise("ValueError", "partial: expected " + std::to_string(plan.blocks) + " rows of dw's size, in fours");
   KronBwdParams& p = plan.params;
   p.g = data_of(g);
   p.x = data_of(x);

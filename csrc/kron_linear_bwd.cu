@@ -4,6 +4,7 @@
 #if CUOPS_TUNED >= 80
 #include "device/kron_tile.cuh"
 #include "device/kron_weight.cuh"
+#include "device/row_sums.cuh"
 #include "kron_linear.h"
 
 namespace cuops {
@@ -249,7 +250,7 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
     __syncthreads();
   }
   if (part > 0) return;
-  Acc* const partial = static_cast<Acc*>(p.partial) + static_cast<long long>(block) * p.out * p.in;
+  Acc* const partial = static_cast<Acc*>(p.partial) + block * sums_stride(static_cast<long long>(p.out) * p.in);
   for_each_sum(total, [&](int row, int column, Acc& v) {
     const int out = first_out + m0 + row, in = first_in + n0 + column;
     if (out < p.out && in < p.in) partial[static_cast<long long>(out) * p.in + in] = v;

@@ -74,6 +74,8 @@ __device__ inline double power_of_two_to_one(double v) {
   return __hiloint2double(max(2046 - (__double2hiint(v) >> 20), 1) << 20, 0);
 }
 
+__device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
 // kWidth neighbours in memory, moved with as few and as wide instructions as their size allows.
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16) Pack {

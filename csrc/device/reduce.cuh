@@ -28,8 +28,6 @@ __device__ T reduce_lanes(T v, int lanes, Op op) {
   return v;
 }
 
-__device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-
 // The team of threads that shares a row. blockDim.x is a power of two up to 32, or a multiple of 32 and then blockDim.y is 1.
 // Blocks of a cluster (compute capability 9.0) exchange their results by asynchronous stores, which signal their arrival on
 // the receiver's barrier: a cluster-wide barrier would wait for each thread's global memory traffic too.

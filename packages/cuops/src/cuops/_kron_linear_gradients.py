@@ -148,6 +148,7 @@ def _sum_of_products(g: Tensor, x: Tensor, wide: bool) -> Tensor:
     (rows, o, rest), i = g.shape, x.shape[1]
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     dw = x.new_empty(o, i, dtype=sums if wide else x.dtype)
-    partial = x.new_empty(_partial_rows(x.dtype, rows, rest, o, i, x.device.index), o, i, dtype=sums)
+    stride = -(-o * i // 4) * 4
+    partial = x.new_empty(_partial_rows(x.dtype, rows, rest, o, i, x.device.index), stride, dtype=sums)
     library().kron_linear_bwd(dw, partial, g, x, tf32_allowed(x))
     return dw
