@@ -14,6 +14,7 @@ using Problem = RmsNormBwdProblem;
 using Plan = RmsNormBwdPlan;
 
 // The constants of the instances: vectors a thread, threads a block.
+constexpr std::int64_t kRowThreads = 256, kMostRowBlocks = 8;
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
@@ -74,6 +75,15 @@ struct HeldRow {
   // add up more of them, most where rows of a warp have sums of their own.
   bool one_has_all(const Problem& p) const { return p.rows <= (p.starts == kAligned ? 64 : 32) && p.rows * across <= threads; }
 };
+
+// One row, in a block or a cluster.
+Plan plan_row(std::int64_t vectors) {
+  LaunchShape shape{0, 0, 1, 1, 0, true};
+  while (vectors > kRowThreads * shape.cluster) shape.cluster *= 2;
+  shape.blocks = shape.cluster;
+  shape.block_x = threads_for(vectors, shape.cluster);
+  return {kRow, shape, 1, true};
+}
 
 Plan plan_held(const Problem& p, std::int64_t vectors, const Hardware& hw) {
   const HeldRow row(p, vectors);
@@ -160,7 +170,11 @@ Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
   shape.block_y = static_cast<unsigned>(std::min<std::int64_t>(256 / shape.block_x, p.rows));
   if (few) {
     shape.block_x = in_vectors ? 8 : 32;
+    while (in_vectors && shape.block_x < 32 && packs >= 2 * shape.block_x * hw.multiprocessors) shape.block_x *= 2;
     shape.block_y = p.rows > 16 && in_vectors ? 32 : p.rows > 8 ? (in_vectors ? 16 : 8) : static_cast<unsigned>(p.rows);
+    // Where there are blocks enough, a thread has several rows, which are on their way together.
+    if (in_vectors && packs >= shape.block_x * hw.multiprocessors)
+      shape.block_y = static_cast<unsigned>(std::min<std::int64_t>(256 / shape.block_x, (p.rows + 3) / 4));
   }
   Plan plan = plan_second(in_vectors ? kColumnsVectors : kColumnsAny, shape, packs, shape.block_x, p, few, hw);
   plan.rows_shape = p.n <= 256 ? short_rows_shape(p) : long_rows_shape(p, hw);
@@ -179,6 +193,9 @@ Plan plan_phased(const Problem& p, bool few, const Hardware& hw) {
   if (few) {
     shape.block_x = 16;
     shape.block_y = p.rows > 8 ? 16 : static_cast<unsigned>(p.rows);  // a warp, at least, to combine the parts of rows
+    // Wider where there are blocks enough. A thread's rows start alike.
+    while (shape.block_y % (2 * width_of(p.dtype)) == 0 && vectors >= 4 * shape.block_x * hw.multiprocessors)
+      shape.block_x *= 2, shape.block_y /= 2;
   }
   Plan plan = plan_second(kColumnsPhased, shape, vectors, shape.block_x - shifts, p, few, hw);  // as the kernel has it
   plan.rows_shape = short_rows_shape(p);
@@ -198,11 +215,12 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
     Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
     Table() {
       constexpr const char* suffixes[] = {
-          "_held",     "_held_long",    "_wide",        "_held_phased", "_wide_phased",     "_general",
+          "_row",      "_held",         "_held_long",   "_wide",        "_held_phased",     "_wide_phased",   "_general",
           "_rows_any", "_rows_vectors", "_rows_phased", "_columns_any", "_columns_vectors", "_columns_phased"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < kRmsNormBwdKernels; ++k)
-          at[t][k] = new Kernel(k < kGeneral                              ? "rms_norm_bwd_held"
+          at[t][k] = new Kernel(k == kRow                                 ? "rms_norm_bwd_row"
+                                : k < kGeneral                            ? "rms_norm_bwd_held"
                                 : k < kRowsAny                            ? "rms_norm_bwd"
                                 : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
                                                                           : "rms_norm_bwd_any",
@@ -218,17 +236,21 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const std::int64_t vectors = vectors_of(p), clusters = hw.clusters ? 16 : 1;
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
+  const bool starts_at_vector = p.starts == kAligned || p.starts == kTogether;
+  if (p.common && p.rows == 1 && starts_at_vector && vectors <= kRowThreads * std::min(clusters, kMostRowBlocks))
+    return plan_row(vectors);
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
+  const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
-  const bool few = p.rows > 1 && p.rows * p.n <= 1 << 22 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32);
-  const auto plan_in_two = p.starts == kTogether && hw.tuned == 90 ? plan_phased : plan_columns;
+  const bool few = p.rows > 1 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32) &&
+                   (p.rows * p.n <= 1 << 22 || vectors > most_wide);
+  // Parts of one row that no cluster holds have all multiprocessors.
+  const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
+  const auto plan_in_two = in_parts ? plan_phased : plan_columns;
   if (few) return plan_in_two(p, true, hw);
   if (held) return plan_held(p, vectors, hw);
-  if (in_one) {
-    const unsigned threads = p.starts == kAligned ? kWideThreads : kWidePhasedThreads;
-    if (vectors <= kWideVectors * threads * clusters) return plan_wide(p, vectors, device, hw);
-  }
+  if (in_one && vectors <= most_wide) return plan_wide(p, vectors, device, hw);
   const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
   const bool fits =

@@ -10,8 +10,9 @@ namespace cuops {
 
 // Of the common case, several rows a block (two kernels, by length) or several blocks a row, for aligned rows and for those that
 // start anywhere (rms_norm_bwd_held.cu); of all other aligned rows; and those for any rows on any GPU, which work in pairs
-// (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together).
+// (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row, rms_norm_bwd_row.cu.
 enum RmsNormBwdKernel {
+  kRow,
   kHeld,
   kHeldLong,
   kWide,

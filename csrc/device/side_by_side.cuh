@@ -30,8 +30,10 @@ __device__ Pack<Acc, kWidth> gradient_of(const Acc (&found)[3], const Pack<Acc, 
 template <bool kPhased, class Acc, int kWidth>
 __device__ void add_up_side_by_side(const RmsNormBwdParams& p, const Pack<Acc, kWidth>& dweight, const Pack<Acc, kWidth>& dbias,
                                     long long at, int phase, unsigned own, long long group) {
-  __shared__ Acc shared[256 * kWidth];
-  const int columns = blockDim.x * kWidth;
+  // Neighbouring columns are 32 / kWidth banks apart, where at least 8 threads are side by side.
+  constexpr int kApart = 32 / kWidth;
+  __shared__ Acc shared[(256 + 256 / 8 * kApart) * kWidth];
+  const int columns = blockDim.x * kWidth, pitch = blockDim.x + (blockDim.x < 8 ? 0 : kApart), row = pitch * kWidth;
 #pragma unroll 1
   for (int k = 0; k < 2; ++k) {
     void* const sums = k == 0 ? p.dweight : p.dbias;
@@ -45,16 +47,16 @@ __device__ void add_up_side_by_side(const RmsNormBwdParams& p, const Pack<Acc, k
         to = (j - phase) & (kWidth - 1);
         if (pack < 0) continue;
       }
-      shared[threadIdx.y * columns + to * blockDim.x + pack] = k == 0 ? dweight.at[j] : dbias.at[j];
+      shared[threadIdx.y * row + to * pitch + pack] = k == 0 ? dweight.at[j] : dbias.at[j];
     }
     __syncthreads();
 #pragma unroll 1
     for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < columns; c += blockDim.x * blockDim.y) {
       Acc total = 0;
 #pragma unroll 4
-      for (int y = 0; y < blockDim.y; ++y) total += shared[y * columns + c];
-      const long long column = (at - threadIdx.x + c % blockDim.x) * kWidth + c / blockDim.x;
-      if ((kPhased && c % blockDim.x >= own) || column >= p.n) continue;
+      for (int y = 0; y < blockDim.y; ++y) total += shared[y * row + c % kWidth * pitch + c / kWidth];
+      const long long column = (at - threadIdx.x) * kWidth + c;
+      if ((kPhased && c / kWidth >= own) || column >= p.n) continue;
       if (p.finds_results) {
         store_result(k == 0 ? p.dweight_dtype : p.dbias_dtype, sums, column, total);
       } else {
