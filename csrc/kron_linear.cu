@@ -4,6 +4,7 @@
 
 #include "device/kron_tile.cuh"
 #include "device/kron_weight.cuh"
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 namespace cuops {
@@ -358,6 +359,7 @@ __device__ void kron_linear_fwd(const KronFwdParams& p) {
 
 #define KRON_LINEAR_FWD(name, Acc, kArithmetic)                                                               \
   extern "C" __global__ void __launch_bounds__(512, 1) kron_linear_fwd_##name(const cuops::KronFwdParams p) { \
+    cuops::wait_in_turn();                                                                                    \
     cuops::kron_linear_fwd<Acc, cuops::kArithmetic>(p);                                                       \
   }
 

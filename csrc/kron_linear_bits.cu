@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers of factors of 2, 4, 8 and 16 with up to 1024 elements a sample: a warp has 1024 elements, of one
 // sample or more, whose numbers have ten bits. Five neighbouring bits at a time, and after the last bit the first one, belong to
 // the registers of a thread, which multiplies there by the factors that these bits are for; the other five are those of its lane.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -148,6 +149,7 @@ __device__ void kron_bits(const KronBitsParams& p) {
 #define KRON_BITS(name, Acc, kBlocks)                                           \
   extern "C" __global__ void __launch_bounds__(32 * cuops::kBitsWarps, kBlocks) \
       kron_bits_##name(const __grid_constant__ cuops::KronBitsParams p) {       \
+    cuops::wait_in_turn();                                                      \
     cuops::kron_bits<Acc>(p);                                                   \
   }
 KRON_BITS(f64, double, 2)

@@ -108,9 +108,10 @@ void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView
   static Kernel sum_kernels[] = {{"rms_norm_bwd_any", "rms_norm_sum_rows_f64"}, {"rms_norm_bwd_any", "rms_norm_sum_rows_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
+  plan.shape.overlaps = true;
   launch(kernels[sums != kFloat64], device, stream, plan.shape, &p);
   SumRowsParams sum{p.partial, data_of(dw), plan.blocks, n, dtype_of(dw, "dw")};
-  launch(sum_kernels[sums != kFloat64], device, stream, {static_cast<unsigned>((n + 31) / 32), 32, 16}, &sum);
+  launch(sum_kernels[sums != kFloat64], device, stream, {static_cast<unsigned>((n + 31) / 32), 32, 16, 1, 0, true}, &sum);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Gradients of the factors of kron_linear on the device: products of two arrays summed over all that the factor does not touch.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED >= 80
@@ -261,6 +262,7 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
 
 #define KRON_LINEAR_BWD(name, Acc)                                                                            \
   extern "C" __global__ void __launch_bounds__(512, 1) kron_linear_bwd_##name(const cuops::KronBwdParams p) { \
+    cuops::wait_in_turn();                                                                                    \
     cuops::kron_linear_bwd<Acc>(p);                                                                           \
   }
 

@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers of three factors of up to 32 in float32. Columns of a sample come from device memory to
 // registers for the first factor; its results, in shared memory, are matrices that a warp multiplies by the other two, one after
 // the other.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -149,6 +150,7 @@ __device__ void kron_cube(const KronDirectParams& p) {
 }  // namespace cuops
 
 extern "C" __global__ void __launch_bounds__(512, 1) kron_cube(const __grid_constant__ cuops::KronDirectParams p) {
+  cuops::wait_in_turn();
   cuops::kron_cube(p);
 }
 #else

@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers of three factors of up to 32 in float64. Blocks that share a sample have 16 rows of the first
 // factor each: columns of the sample come from device memory to registers for it; its results, in shared memory, are matrices that
 // a warp multiplies by the other two factors, one after the other.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -139,6 +140,7 @@ __device__ void kron_cube(const KronDirectParams& p) {
 }  // namespace cuops
 
 extern "C" __global__ void __launch_bounds__(384, 1) kron_cube_f64(const __grid_constant__ cuops::KronDirectParams p) {
+  cuops::wait_in_turn();
   cuops::kron_cube(p);
 }
 #else

@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers in float32, by tensor cores: a warp takes 16 columns of a sample from device memory to its
 // registers, where they are operands. Two factors in one pass, with the first one's results in shared memory; or one factor along
 // an axis with columns beyond it.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -119,6 +120,7 @@ __device__ void kron_direct_columns(const KronDirectParams& p) {
 
 #define KRON_DIRECT(name, threads, function)                                                                                       \
   extern "C" __global__ void __launch_bounds__(threads, 1) kron_direct_##name(const __grid_constant__ cuops::KronDirectParams p) { \
+    cuops::wait_in_turn();                                                                                                         \
     cuops::function(p);                                                                                                            \
   }
 

@@ -120,7 +120,7 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
   const int threads = blockDim.x, warps = threads / 32;
   int i = threadIdx.x;
   const FibersWeight<Acc> place(chain, i);
-  wait_for_previous(false);
+  wait_in_turn();
   const Acc weight = place.value();  // on its way together with the first tile
 #pragma unroll 1
   for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {

@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers of two factors of up to 64, or three of up to 32, in 16 bits: a warp finds 32 columns of a
 // matrix times two factors, without a word to the others. What lies between the products is TF32, as precise as float16 and with
 // the range of float32.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -147,6 +148,7 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
 
 #define KRON_HALF(name, function, ...)                                                                                     \
   extern "C" __global__ void __launch_bounds__(512, 1) kron_half_##name(const __grid_constant__ cuops::KronHalfParams p) { \
+    cuops::wait_in_turn();                                                                                                 \
     cuops::function<__VA_ARGS__>(p);                                                                                       \
   }
 

@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers in float32 whose factors, neighbours multiplied out, are two or three of 16, without tensor
 // cores. A thread has 64 elements of a tile in registers, along one axis after the other; between them is shared memory, where the
 // next tile is on its way meanwhile.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -191,6 +192,7 @@ __device__ void kron_sixteens(const KronSixteensParams& p) {
 #define KRON_SIXTEENS(name, kAxes, kColumns)                                      \
   extern "C" __global__ void __launch_bounds__(32 * cuops::kSixteensWarps, 1)     \
       kron_sixteens_##name(const __grid_constant__ cuops::KronSixteensParams p) { \
+    cuops::wait_in_turn();                                                        \
     cuops::kron_sixteens<kAxes, kColumns>(p);                                     \
   }
 KRON_SIXTEENS(two, 2, false)

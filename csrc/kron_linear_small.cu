@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers for small float32 factors, without tensor cores: a thread has 64 elements of the tile in
 // registers, along one or two of its axes at a time. The first axes come from device memory, the last go there; between them is
 // shared memory.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -214,6 +215,7 @@ __device__ __noinline__ void store_tile(long long first_sample, long long column
 
 extern "C" __global__ void __launch_bounds__(256, 1) kron_small(const __grid_constant__ cuops::KronSmallParams given) {
   using namespace cuops;
+  wait_in_turn();
   ask_for_tile(given);
   load_params(given);
   __syncthreads();

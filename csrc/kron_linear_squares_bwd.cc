@@ -128,7 +128,7 @@ void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
   const CUstream stream = current_stream(x.device());
   const unsigned shares = k->split ? count_of(static_cast<int>(wanted)) : 1, threads = static_cast<unsigned>(2 * size * k->teams);
   launch(k->kernel, device, stream,
-         {static_cast<unsigned>(blocks) * shares, threads, 1, 1, static_cast<unsigned>(k->shared_bytes())}, &p);
+         {static_cast<unsigned>(blocks) * shares, threads, 1, 1, static_cast<unsigned>(k->shared_bytes()), true}, &p);
   LaunchShape sum_shape{static_cast<unsigned>(n / 32 * of_factors), 512};
   sum_shape.overlaps = true;
   if (of_factors > 0) launch(sum_kernel, device, stream, sum_shape, &sum);

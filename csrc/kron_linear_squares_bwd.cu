@@ -180,6 +180,7 @@ __device__ void squares(const KronSquaresParams& p) {
 #define KRON_SQUARES(name, T, size, teams, buffers, is_split, tiles)            \
   extern "C" __global__ void __launch_bounds__(teams * size * 2, 1)             \
       kron_squares_##name(const __grid_constant__ cuops::KronSquaresParams p) { \
+    cuops::wait_in_turn();                                                      \
     cuops::squares<T, size, teams, buffers, is_split, tiles>(p);                \
   }
 

@@ -1,5 +1,6 @@
 // Kronecker-factored linear layers for sizes that fill the tensor cores: the last two axes of a sample are multiplied in registers,
 // one after the other, without a barrier between; an outer axis follows from shared memory.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -212,6 +213,7 @@ __device__ void kron_tuned(const KronTunedParams& p) {
 
 #define KRON_TUNED(name, threads)                                                                                                \
   extern "C" __global__ void __launch_bounds__(threads, 1) kron_tuned_##name(const __grid_constant__ cuops::KronTunedParams p) { \
+    cuops::wait_in_turn();                                                                                                       \
     cuops::run_##name(p);                                                                                                        \
   }
 

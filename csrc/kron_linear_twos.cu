@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers whose factors all have two rows and two columns, as in a Hadamard transform: a warp has 1024
 // elements of one sample or more. An element's number has ten bits, of which a thread has five in its registers: the lowest two and
 // the highest three first, then the others, by way of shared memory. A factor combines pairs of elements that differ in one bit.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
@@ -106,6 +107,7 @@ __device__ void kron_twos(const KronBitsParams& p) {
 #define KRON_TWOS(name, T)                                                \
   extern "C" __global__ void __launch_bounds__(32 * cuops::kBitsWarps)    \
       kron_twos_##name(const __grid_constant__ cuops::KronBitsParams p) { \
+    cuops::wait_in_turn();                                                \
     cuops::kron_twos<T>(p);                                               \
   }
 KRON_TWOS(f64, double)

@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers of two factors of up to 64 or 128, in 16 bits or as TF32, on compute capability 9.0: 128 threads
 // multiply 64 of the last factor's rows by X^T. What that leaves in their registers is, without a move, the first operand of the
 // product with W1, as TF32. One thread of others asks for the copies of X to shared memory.
+#include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -297,6 +298,7 @@ __device__ void kron_wide(const KronWideParams& p) {
 #define KRON_WIDE(size, name, T)                                                                       \
   extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopyThreads, 1) \
       kron_wide_##size##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
+    cuops::wait_in_turn();                                                                             \
     cuops::kron_wide<T, size>(p);                                                                      \
   }
 

@@ -20,4 +20,7 @@ __device__ inline void wait_for_previous(bool release = true) {
   if (release) launch_dependents();
 }
 
+// For kernels of one block a multiprocessor: where most of these have none, the next kernel is launched beside them.
+__device__ inline void wait_in_turn() { wait_for_previous(gridDim.x <= 64); }
+
 }  // namespace cuops
