@@ -9,6 +9,7 @@
 #include "kron_fibers_layout.h"
 #include "kron_linear_fwd.h"
 #include "kron_plan.h"
+#include "kron_plan_product.h"
 
 namespace cuops {
 namespace {
@@ -131,7 +132,22 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     p.bias_lead = bias_lead;
     return p;
   };
-  auto run = [&](Kernel& kernel, auto* p) { launch(kernel, device, current_stream(x.device()), group.shape, p); };
+  auto run = [&](Kernel& kernel, auto* p) {
+    LaunchShape shape = group.shape;
+    shape.overlaps = true;
+    launch(kernel, device, current_stream(x.device()), shape, p);
+  };
+  if (group.tuned == kKronProduct) {
+    const KronProductProblem product{dtype, problem.rows, inner, problem.sizes[0].out, problem.sizes[0].in};
+    KronFactor factor[1];
+    fill_factors(factor, factors, dtype);
+    KronProductParams p{};
+    p.product[0] = product_of_y(product, {y_rows.data, y_rows.stride}, {x_rows.data, x_rows.stride}, factor[0]);
+    p.product[0].bias = bias_data;
+    p.product[0].bias_lead = static_cast<int>(bias_lead);
+    set_tiles(&p.product[0], 1);
+    return run(product_kernel(dtype), &p);
+  }
   if (group.tuned == kKronSmall) {
     KronSmallParams p = fill(group.small_params);
     set_sample_strides(&p);

@@ -8,6 +8,7 @@ namespace {
 
 constexpr double kLaunch = 2500;  // ns
 constexpr double kBatch = 580;    // ns of a multiprocessor
+constexpr double kDepth = 7;      // ns of an element of a sum, of a batch of small products
 constexpr int kFew = 32;          // columns beyond a factor's own, from which on products are batched
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
@@ -32,7 +33,7 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   // As _kron_linear_gemm.py has it: a batch of small products.
   const bool few = group.operations <= 2 * kFewProducts && vectors * size.in < kFewElements && problem.rows <= kFewRows &&
                    (problem.inner > 1 || !halves || size.in % 8 || size.out % 8);
-  group.nanoseconds = (few                                            ? 3300
+  group.nanoseconds = (few                                            ? 3300 + kDepth * static_cast<double>(size.in)
                        : problem.inner > 1 && problem.inner < kFew    ? 6000
                        : problem.dtype == kFloat32 && !problem.single ? 6500
                                                                       : 4500) +
@@ -64,8 +65,8 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
-  KronGroup fibers = plan_fibers(problem, device);
-  if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
+  for (KronGroup& group : std::vector<KronGroup>{plan_fibers(problem, device), plan_product(problem, device)})
+    if (group.nanoseconds < best.nanoseconds || (group.fused && !best.fused)) best = std::move(group);
   if (!problem.aligned) return best;
   for (KronGroup& group : std::vector<KronGroup>{
            plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device), plan_direct(problem, device),
@@ -92,9 +93,12 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
       part.sizes.assign(problem.sizes.begin() + i, problem.sizes.begin() + end);
       part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
       std::vector<KronGroup> candidates = {plan_group(part, device)};
-      if (end == i + 1 && !candidates[0].fused)
-        candidates[0] = plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device);
+      if (end == i + 1 && (!candidates[0].fused || candidates[0].tuned == kKronProduct)) {
+        candidates.push_back(plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
+        if (candidates[0].fused && end == n) candidates[1].nanoseconds += kLaunch;  // as that of a fused kernel has it
+      }
       for (KronGroup& group : candidates) {
+        if (group.tuned == kKronProduct && end < n) group.nanoseconds -= kLaunch;  // it starts while the one before it ends
         if (!(group.nanoseconds + cost[end] < cost[i])) continue;
         cost[i] = group.nanoseconds + cost[end];
         group.first = i;

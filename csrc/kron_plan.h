@@ -71,6 +71,7 @@ enum KronKernel {
   kKronTwos,  // one a dtype
   kKronFibersF64 = kKronTwos + 4,
   kKronFibers,
+  kKronProduct,  // kron_linear_product.cu
 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
@@ -126,6 +127,7 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_product(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.

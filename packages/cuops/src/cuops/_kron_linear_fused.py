@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _backend
-from ._kron_linear_gemm import chain_of_matmuls, out_shape
+from ._kron_linear_gemm import apply_along, chain_of_matmuls, out_shape
 
 VECTOR = 16  # bytes that the kernels read at once
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/dtype.h numbers them
@@ -80,10 +80,8 @@ def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None 
         if is_fused:
             before, state = state, state.new_empty(len(state), o * rest)
             library().kron_linear_fwd(state, before, group, rest, bias if rest == 1 else None, tf32)
-        elif rest == 1:
-            state = state @ group[0].mT
-            if bias is not None:
-                state = state.reshape(rows, -1) + bias
         else:
-            state = torch.matmul(group[0], state.reshape(-1, i, rest))
+            state = apply_along(state, group[0], rest)
+            if rest == 1 and bias is not None:
+                state = state.reshape(rows, -1) + bias
     return state

@@ -42,6 +42,17 @@ def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
 
 
+def apply_along(state: Tensor, w: Tensor, inner: int) -> Tensor:
+    """One factor on the first dimension inside `state`, (rows, i inner), where it stays: (rows, o inner)."""
+    (o, i), rows = w.shape, len(state)
+    if inner == 1:
+        return state @ w.mT
+    state = state.reshape(rows, i, inner)
+    if inner >= FEW:
+        return torch.bmm(w.expand(rows, o, i), state).reshape(rows, o * inner)
+    return (state.mT.reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o).mT.reshape(rows, o * inner)
+
+
 def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """y by a GEMM a factor, the last factor first: the path of factors that no fused kernel takes. Nothing is empty."""
     state = x.reshape(-1, x.shape[-1])
