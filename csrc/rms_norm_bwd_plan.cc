@@ -77,12 +77,12 @@ struct HeldRow {
 };
 
 // One row, in a block or a cluster.
-Plan plan_row(std::int64_t vectors) {
+Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs) {
   LaunchShape shape{0, 0, 1, 1, 0, true};
-  while (vectors > kRowThreads * shape.cluster) shape.cluster *= 2;
+  while (packs > kRowThreads * shape.cluster) shape.cluster *= 2;
   shape.blocks = shape.cluster;
-  shape.block_x = threads_for(vectors, shape.cluster);
-  return {kRow, shape, 1, true};
+  shape.block_x = threads_for(packs, shape.cluster);
+  return {kernel, shape, 1, true};
 }
 
 Plan plan_held(const Problem& p, std::int64_t vectors, const Hardware& hw) {
@@ -215,11 +215,11 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
     Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
     Table() {
       constexpr const char* suffixes[] = {
-          "_row",      "_held",         "_held_long",   "_wide",        "_held_phased",     "_wide_phased",   "_general",
-          "_rows_any", "_rows_vectors", "_rows_phased", "_columns_any", "_columns_vectors", "_columns_phased"};
+          "_row",     "_row_any",  "_held",         "_held_long",   "_wide",        "_held_phased",     "_wide_phased",
+          "_general", "_rows_any", "_rows_vectors", "_rows_phased", "_columns_any", "_columns_vectors", "_columns_phased"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < kRmsNormBwdKernels; ++k)
-          at[t][k] = new Kernel(k == kRow                                 ? "rms_norm_bwd_row"
+          at[t][k] = new Kernel(k <= kRowAny                              ? "rms_norm_bwd_row"
                                 : k < kGeneral                            ? "rms_norm_bwd_held"
                                 : k < kRowsAny                            ? "rms_norm_bwd"
                                 : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
@@ -236,9 +236,11 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const std::int64_t vectors = vectors_of(p), clusters = hw.clusters ? 16 : 1;
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
-  const bool starts_at_vector = p.starts == kAligned || p.starts == kTogether;
-  if (p.common && p.rows == 1 && starts_at_vector && vectors <= kRowThreads * std::min(clusters, kMostRowBlocks))
-    return plan_row(vectors);
+  if (p.common && p.rows == 1) {
+    const std::int64_t most = kRowThreads * std::min(clusters, kMostRowBlocks);
+    if (p.starts != kAligned && p.n <= most) return plan_row(kRowAny, p.n);
+    if (p.starts != kAnywhere && vectors <= most) return plan_row(kRow, vectors);
+  }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;

@@ -9,12 +9,12 @@
 
 namespace cuops {
 
-template <class T>
+// A thread has kWidth neighbours: a vector, or, of short rows that are no whole vectors, one.
+template <class T, int kWidth>
 __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
-  constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM(float, 2, team);
   const int at = team.first(), elements = static_cast<int>(p.n) - at * kWidth;  // from this thread's on
-  const bool whole = elements >= kWidth && reinterpret_cast<unsigned long long>(p.weight) % 16 == 0;
+  const bool whole = elements >= kWidth && (kWidth == 1 || reinterpret_cast<unsigned long long>(p.weight) % 16 == 0);
   auto place = [&](const void* row) {
     const T* from = static_cast<const T*>(row) + at * kWidth;
     asm volatile("" : "+l"(from));  // here, before memory may be read
@@ -22,22 +22,22 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
   };
   const T *const h_at = place(p.h.data), *const dy_at = place(p.dy.data), *const weight_at = place(p.weight);
   auto load = [&](const T* from) {
-    uint4 v = {};
+    Pack<T, kWidth> v = convert<T>(Pack<float, kWidth>{});
     if (whole) {
-      v = *reinterpret_cast<const uint4*>(from);
+      v = load_pack<T, kWidth>(from);
     } else if (elements > 0) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        if (j < elements) reinterpret_cast<T*>(&v)[j] = from[j];
+        if (j < elements) v.at[j] = from[j];
       }
     }
-    return *reinterpret_cast<const Vector<T>*>(&v);
+    return v;
   };
   auto store = [&](void* row, const Pack<float, kWidth>& v) {
     T* const to = static_cast<T*>(row) + at * kWidth;
     const auto rounded = convert<T>(v);
     if (whole) {
-      cuops::store(reinterpret_cast<Vector<T>*>(to), rounded);
+      store_pack(to, rounded);
     } else {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -87,13 +87,16 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
 #if CUOPS_TUNED
-#define RMS_NORM_BWD_ROW(name, T)                                                                          \
-  extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd_##name##_row(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd_row<T>(p);                                                                         \
+#define RMS_NORM_BWD_ROW(name, T, suffix, kWidth)                                                               \
+  extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd_row<T, kWidth>(p);                                                                      \
   }
-RMS_NORM_BWD_ROW(f32, float)
-RMS_NORM_BWD_ROW(f16, __half)
-RMS_NORM_BWD_ROW(bf16, __nv_bfloat16)
+#define RMS_NORM_BWD_ROW_OF(name, T)                     \
+  RMS_NORM_BWD_ROW(name, T, row, cuops::kVectorWidth<T>) \
+  RMS_NORM_BWD_ROW(name, T, row_any, 1)
+RMS_NORM_BWD_ROW_OF(f32, float)
+RMS_NORM_BWD_ROW_OF(f16, __half)
+RMS_NORM_BWD_ROW_OF(bf16, __nv_bfloat16)
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void rms_norm_bwd_row_none() {}
 #endif
