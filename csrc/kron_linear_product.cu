@@ -208,7 +208,7 @@ __device__ void kron_product(const KronProductParams& p) {
     };
     T* const c = at(column);
     if (q.bias) {
-      const T* const bias = static_cast<const T*>(q.bias) + row % q.bias_lead * q.n + column;
+      const T* const bias = static_cast<const T*>(q.bias) + static_cast<long long>(row % q.bias_lead) * q.n + column;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (e < count) total.at[e] += convert<Acc>(bias[e]);

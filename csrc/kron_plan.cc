@@ -65,8 +65,10 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
-  for (KronGroup& group : std::vector<KronGroup>{plan_fibers(problem, device), plan_product(problem, device)})
-    if (group.nanoseconds < best.nanoseconds || (group.fused && !best.fused)) best = std::move(group);
+  KronGroup fibers = plan_fibers(problem, device), product = plan_product(problem, device);
+  // Rows of two strides, which the plan of a chain does not know of, have the general kernel instead.
+  if (best.fused && product.nanoseconds < best.nanoseconds) best = std::move(product);
+  if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
   if (!problem.aligned) return best;
   for (KronGroup& group : std::vector<KronGroup>{
            plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device), plan_direct(problem, device),

@@ -31,7 +31,8 @@ KronProductProblem transposed(KronProductProblem p) {
 // Whether all indices are in the range of the kernel's numbers.
 bool fits(const KronProductProblem& p) {
   constexpr std::int64_t most = INT32_MAX - 4 * kKronMostProduct, range = std::int64_t{1} << 32;  // of kron_divisor's
-  if (std::max(p.out, p.in) > kKronMostProduct || p.rows > most / p.inner) return false;
+  if (std::min({p.rows, p.inner, p.out, p.in}) < 1 || std::max(p.out, p.in) > kKronMostProduct) return false;
+  if (p.rows > most / p.inner) return false;
   if (p.inner > 1 && p.rows * p.inner > range / p.inner) return false;
   for (const Sizes& size : {sizes_of(p), sizes_of(transposed(p))}) {
     const std::int64_t columns = ceil_div(size.n, kProductTile), tiles = ceil_div(size.m, kProductTile) * columns;

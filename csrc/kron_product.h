@@ -5,7 +5,7 @@
 
 namespace cuops {
 
-constexpr int kKronMostProduct = 512;  // rows and columns of a factor
+constexpr int kKronMostProduct = 256;  // rows and columns of a factor
 // Rows and columns of a tile of the result, and threads of its block.
 constexpr int kProductTile = 16, kProductThreads = 256;
 // Of the axis that is summed over, what shared memory holds at a time.

@@ -9,10 +9,10 @@ import pytest
 import torch
 from cuops import _backend
 from kron_exact import arguments, check, exact, gradients
-from kron_samples import DTYPES, random
+from kron_samples import DTYPES, columns_of, random
 
 pytestmark = pytest.mark.gpu
-SIZES = [(16, 16), (64, 64), (128, 128), (7, 3), (1, 5), (6, 1), (33, 100), (86, 130), (257, 40), (2, 500)]
+SIZES = [(16, 16), (64, 64), (128, 128), (7, 3), (1, 5), (6, 1), (33, 100), (86, 130), (256, 40), (2, 200)]
 CHAINS = [
     [(24, 24), (24, 24)],
     [(4, 4), (128, 128)],
@@ -60,16 +60,27 @@ def test_one_factor_with_columns_beyond_it(rows, inner, size, dtype):
 @pytest.mark.parametrize("sizes", EVERYTHING[:8] + CHAINS[:3], ids=str)
 def test_views_biases_and_transposed_factors(sizes, dtype):
     x, dy, factors = arguments(37, sizes, dtype)
-    wide = random((37, x.shape[1] + 13), dtype)
-    wide[:, 3 : 3 + x.shape[1]] = x
-    bias = torch.full((dy.shape[1] + 1,), 3.0, dtype=dtype, device="cuda")[1:]
-    exactly = exact(x, dy, factors)
-    eps = torch.finfo(dtype).eps
-    for view in (x, wide[:, 3 : 3 + x.shape[1]]):
-        others = [w.mT.contiguous().mT for w in factors]
+    n, eps = x.shape[1], torch.finfo(dtype).eps
+    bias = random((dy.shape[1] + 1,), dtype, 7)[1:]
+    want = exact(x, dy, factors)[0] + bias.double()
+    others = [w.mT.contiguous().mT for w in factors]
+    for first, beyond in ((0, 0), (3, 10), (16, 48)):  # rows may still be whole vectors
+        wide = random((37, first + n + beyond), dtype)
+        view = wide[:, first : first + n]
+        view.copy_(x)
         got = cuops.kron_linear(view, others, bias).double()
-        torch.testing.assert_close(got, exactly[0] + 3, rtol=2 * eps, atol=16 * len(sizes) * eps)
-        check(value_and_gradients(view, dy, others), x, dy, factors)
+        torch.testing.assert_close(got, want, rtol=2 * eps, atol=16 * len(sizes) * eps)
+    check(value_and_gradients(x, dy, others), x, dy, factors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(64, 64), (16, 100), (256, 256), (512, 64), (300, 7)], ids=str)
+def test_rows_of_two_strides(size, dtype):
+    x, dy, factors = arguments(64, [size], dtype)
+    x = x.reshape(16, 4, -1)
+    for view in (x.transpose(0, 1), torch.cat([x, x], -1)[:, :, : size[1]], x[:, 1:]):
+        rows = view.reshape(-1, size[1])
+        check([cuops.kron_linear(view, factors).reshape(len(rows), -1)], rows, dy[: len(rows)], factors)
 
 
 @pytest.mark.parametrize("sizes", EVERYTHING[1:4] + CHAINS, ids=str)
@@ -91,16 +102,21 @@ def test_twenty_runs_give_the_same_bits(sizes, dtype):
         assert all(torch.equal(a, b) for a, b in zip(gradients(*sample), want, strict=True))
 
 
-def test_launches_wait_for_what_the_ones_before_them_write():
-    x, grad, factors = arguments(300, [(48, 48)], torch.float32)
-    wide, wide_grad = x.double(), grad.double()
-    for k in range(20):
-        factors = [w.roll(k, 0) for w in factors]
-        x = cuops.kron_linear(x, factors)
-        grad, *_ = gradients(x, grad, factors)
-        wide, wide_grad, *_ = exact(wide, wide_grad, factors)
-    assert (x - wide).norm() <= 1e-4 * wide.norm()
-    assert (grad - wide_grad).norm() <= 1e-4 * wide_grad.norm()
+def in_turn(launch, count, start):
+    """What `count` calls of launch(k, x) make of `start`: in a graph, one right after the other, and each by itself."""
+    apart = start
+    for k in range(count):
+        apart = launch(k, apart)
+        torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        x = start
+        for k in range(count):
+            x = launch(k, x)
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    return x, apart
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -108,23 +124,24 @@ def test_launches_wait_for_what_the_ones_before_them_write():
     "sizes",
     [
         [(size, size)] * n
-        for size, n in ((2, 10), (8, 4), (16, 2), (16, 3), (24, 3), (32, 2), (32, 3), (40, 2), (64, 2), (128, 2))
+        for size, n in (
+            *((16, 1), (48, 1), (128, 1), (2, 4), (2, 10), (3, 4), (8, 4), (16, 2), (16, 3), (24, 3)),
+            *((32, 2), (32, 3), (40, 2), (64, 2), (64, 3), (128, 2)),
+        )
     ],
     ids=str,
 )
-def test_fused_launches_wait_for_what_the_ones_before_them_write(sizes, dtype):
-    for rows in (16, 400):
-        x, _, factors = arguments(rows, sizes, dtype)
-        apart = x.clone()
-        for k in range(10):
-            turned = [w.roll(k, 0) for w in factors]
-            x = cuops.kron_linear(x, turned)
-        for k in range(10):
-            turned = [w.roll(k, 0) for w in factors]
-            torch.cuda.synchronize()
-            apart = cuops.kron_linear(apart, turned)
-            torch.cuda.synchronize()
-        assert torch.equal(x, apart)
+@pytest.mark.parametrize("rows", [16, 400])
+def test_launches_wait_for_what_the_ones_before_them_write(rows, sizes, dtype):
+    x, dy, factors = arguments(min(rows, (1 << 23) // columns_of(sizes)), sizes, dtype)
+    factors = [torch.linalg.qr(w.double())[0].to(dtype) for w in factors]  # which keep magnitudes
+    turned = [[w.roll(k, 0) for w in factors] for k in range(12)]
+    assert torch.equal(*in_turn(lambda k, state: cuops.kron_linear(state, turned[k]), 12, x))
+
+    def back(k, grad):
+        return torch.ops.cuops.kron_linear_bwd(grad, x, turned[k], True, [True] * len(factors), False)[0]
+
+    assert torch.equal(*in_turn(back, 12, dy))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -149,6 +166,7 @@ def test_what_goes_together_is_checked():
     ]:
         with pytest.raises(error):
             bwd(*wrong)
+    assert _backend.library().kron_linear_bwd_product_time(1, 4, 0, 5, 6, True, True, 0) == 0
     bwd(dx, dw, dy, x, w)
     assert torch.equal(dx, torch.full_like(x, 5))
     assert torch.equal(dw, torch.full_like(w, 4))
