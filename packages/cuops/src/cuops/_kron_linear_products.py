@@ -15,8 +15,8 @@ from ._kron_linear_fused import DTYPES, apply, library
 # element, without columns beyond the factor's and with them.
 MOST = {2: (10900, 17000), 4: (17000, 18000), 8: (14500, 18500)}
 START, AGAIN = 4300, 1800  # of a launch, which others hide; and the forward of a factor
-# The least that the kernels for two factors of a size take, by the size of an element.
-SQUARES = {
+# The least nanoseconds that the kernels for two factors of a size take, by the bytes of an element.
+LEAST_OF_SQUARES = {
     2: {16: 5200, 32: 6200, 64: 10400, 96: 15900, 128: 16400},
     4: {16: 6900, 32: 10900, 64: 14100, 96: 25400, 128: 21400},
 }
@@ -42,17 +42,15 @@ def are_few_products(x: Tensor, factors: Sequence[Tensor], squares: tuple[int, i
     times = _times(x.dtype, x.numel() // x.shape[-1], sizes, x.device.index)
     if squares is None or not times:
         return bool(times)
-    return sum(times) - START * len(times) + AGAIN * (len(times) - 1) < SQUARES[x.element_size()][squares[1]]
+    return sum(times) - START * len(times) + AGAIN * (len(times) - 1) < LEAST_OF_SQUARES[x.element_size()][squares[1]]
 
 
 def backward_of_products(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward`, a factor at a time: forward again, the last one first, and then back from the first."""
-    rows, beyond = (
-        x.numel() // x.shape[-1],
-        [math.prod(w.shape[0] for w in factors[k:]) for k in range(len(factors) + 1)],
-    )
+    rows = x.numel() // x.shape[-1]
+    beyond = [math.prod(w.shape[0] for w in factors[k:]) for k in range(len(factors) + 1)]
     state, states = x.contiguous(), [x] * len(factors)
     for k in reversed(range(len(factors))):
         states[k] = state
