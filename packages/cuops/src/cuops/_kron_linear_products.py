@@ -13,7 +13,7 @@ from ._kron_linear_fused import DTYPES, apply, library
 
 # Predicted nanoseconds of a launch up to which nothing else is faster, as measured on an H200: by the bytes of an
 # element, without columns beyond the factor's and with them.
-MOST = {2: (10900, 17000), 4: (17000, 18000), 8: (14500, 18500)}
+MOST = {2: (10000, 17000), 4: (17000, 18000), 8: (14500, 18500)}
 START, AGAIN = 4300, 1800  # of a launch, which others hide; and the forward of a factor
 # The least nanoseconds that the kernels for two factors of a size take, by the bytes of an element.
 LEAST_OF_SQUARES = {
