@@ -76,12 +76,13 @@ def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None 
         group = factors[first : first + count]
         i, o = math.prod(w.shape[1] for w in group), math.prod(w.shape[0] for w in group)
         rest //= i
+        last_bias = bias if first + count == len(factors) else None
         state = state.reshape(-1, i * rest)
         if is_fused:
             before, state = state, state.new_empty(len(state), o * rest)
-            library().kron_linear_fwd(state, before, group, rest, bias if rest == 1 else None, tf32)
+            library().kron_linear_fwd(state, before, group, rest, last_bias, tf32)
         else:
             state = apply_along(state, group[0], rest)
-            if rest == 1 and bias is not None:
-                state = state.reshape(rows, -1) + bias
+            if last_bias is not None:
+                state = state.reshape(rows, -1) + last_bias
     return state
