@@ -204,48 +204,56 @@ __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int
   }
 }
 
-// float64: 8 x 4 matrices of weight or state times 4 x 8 of the other.
+// float64: 16 x 8 matrices of weight or state times 8 x 8 of the other.
 template <bool kInnermost, int kM, int kN>
 __device__ void step_double(const KronFwdParams& p, const KronStep& step, int state) {
   const Team team(step);
-  const int lane = threadIdx.x % 32, stride = p.stride[step.axis] * 2, last = step.entries - 1;
+  const int lane = threadIdx.x % 32, stride = kInnermost ? 1 : p.stride[step.axis] * 2, last = step.entries - 1;
   const unsigned short* const table = shared_at<unsigned short>(step.table);
   double* const base = shared_at<double>(state);
-  const double* const weight = shared_at<double>(step.weight) + lane % 4;
-  constexpr int kOut = kInnermost ? kN : kM, kFibers = kInnermost ? kM * 8 : kN;
-  const int first_out = team.rank * kOut * 8;
+  constexpr int kOuts = kInnermost ? kN : 2 * kM, kIns = kInnermost ? 2 * kM : kN, kFibers = kInnermost ? 16 * kM : kN;
+  const int first_out = team.rank * kOuts * 8, pitch = step.weight_pitch * 2;
+  const double* const weight = shared_at<double>(step.weight) + (first_out + lane / 4) * pitch + lane % 4;
   if (team.index >= team.count) return;
   for (int first = team.index * kFibers; first <= last; first += team.count * kFibers) {
-    const double* fibers[kInnermost ? kM : kN];
+    const double* fibers[kIns];
 #pragma unroll
-    for (int i = 0; i < (kInnermost ? kM : kN); ++i) {
+    for (int i = 0; i < kIns; ++i) {
       const int fiber = kInnermost ? first + i * 8 + lane / 4 : first + i;
       fibers[i] = base + table[fiber <= last ? fiber : first] * 2 + (kInnermost ? 0 : lane / 4);
     }
-    double acc[kM][kN][2] = {};
-    for (int k = 0; k < step.in; k += 4) {
-      const int input = min(k + lane % 4, step.in - 1) * (kInnermost ? 1 : stride);
-      double outs[kOut], ins[kInnermost ? kM : kN];
+    double acc[kM][kN][4] = {};
+    for (int k = 0; k < step.in; k += 8) {
+      double outs[kOuts][2], ins[kIns][2];
 #pragma unroll
-      for (int i = 0; i < kOut; ++i) outs[i] = weight[(first_out + i * 8 + lane / 4) * step.weight_pitch * 2 + k];
+      for (int half = 0; half < 2; ++half) {
+        const int input = k + half * 4 + lane % 4;
 #pragma unroll
-      for (int i = 0; i < (kInnermost ? kM : kN); ++i) ins[i] = fibers[i][input];
+        for (int i = 0; i < kOuts; ++i) outs[i][half] = weight[i * 8 * pitch + k + half * 4];
+#pragma unroll
+        for (int i = 0; i < kIns; ++i) ins[i][half] = input < step.in ? fibers[i][input * stride] : 0.0;
+      }
+      const auto &rows = kInnermost ? ins : outs, &columns = kInnermost ? outs : ins;
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
+        const double a[4] = {rows[2 * m][0], rows[2 * m + 1][0], rows[2 * m][1], rows[2 * m + 1][1]};
 #pragma unroll
-        for (int n = 0; n < kN; ++n) mma(acc[m][n], kInnermost ? ins[m] : outs[m], kInnermost ? outs[n] : ins[n]);
+        for (int n = 0; n < kN; ++n) mma(acc[m][n], a, columns[n][0], columns[n][1]);
       }
     }
     team.sync();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        const int fiber = kInnermost ? first + m * 8 + lane / 4 : first + n;
-        const int out = first_out + (kInnermost ? n * 8 : m * 8 + lane / 4);
-        if (fiber > last || out >= step.out) continue;
-        double* const to = base + table[fiber] * 2 + out * (kInnermost ? 1 : stride) + lane % 4 * 2;
-        *reinterpret_cast<double2*>(to) = make_double2(acc[m][n][0], acc[m][n][1]);
+      for (int half = 0; half < 2; ++half) {
+        const int row = m * 16 + half * 8 + lane / 4;
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          const int fiber = first + (kInnermost ? row : n), out = first_out + (kInnermost ? n * 8 : row);
+          if (fiber > last || out >= step.out) continue;
+          double* const to = base + table[fiber] * 2 + out * stride + lane % 4 * 2;
+          *reinterpret_cast<double2*>(to) = make_double2(acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+        }
       }
     }
   }
@@ -335,9 +343,9 @@ __device__ void kron_linear_fwd(const KronFwdParams& p) {
         step_plain<Acc>(p, step, state);
       } else if constexpr (kSame<Acc, double>) {
         if (step.innermost) {
-          step_double<true, 4, 4>(p, step, state);
+          step_double<true, 2, 4>(p, step, state);
         } else {
-          step_double<false, 4, 4>(p, step, state);
+          step_double<false, 2, 4>(p, step, state);
         }
       } else {
         const bool final = i == p.steps - 1;

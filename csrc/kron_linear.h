@@ -28,7 +28,7 @@ struct KronFactor {
   long long row_stride, column_stride;
   int out, in;
   KronDivisor by_out, by_in;
-  int raw;       // in shared memory, where it is merged; else -1. kron_linear_small.cu, kron_linear_bits.cu: elements before it
+  int raw;       // in shared memory, where it is merged; else -1. Elements before it in other kernels than kron_linear.cu
   bool vectors;  // rows may be read in vectors
 };
 

@@ -41,7 +41,7 @@ BwdPlan plan_bwd(DType dtype, std::int64_t rows, std::int64_t inner, std::int64_
   while (deepest * std::max(g_rows, x_rows) * units > 32768) deepest /= 2;
   for (int depth = deepest; depth >= 16; depth /= 2) {
     for (int buffers = 2; buffers >= 1; --buffers) {
-      auto pitch = [&](int size) { return units * (p.depth_rows ? size : depth) / 8 + 1; };
+      auto pitch = [&](int size) { return units * (p.depth_rows ? size : depth) / 8 + kron_gap(dtype); };
       auto bytes = [&](int size) { return 16 * (p.depth_rows ? depth : size) * pitch(size); };
       const int g_bytes = bytes(g_rows), x_bytes = bytes(x_rows), states = buffers * (g_bytes + x_bytes);
       const int sums = kWarps / 2 * kTile * (kTile + 1) * (dtype == kFloat64 ? 8 : 4);

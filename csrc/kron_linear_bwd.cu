@@ -149,43 +149,35 @@ __device__ inline void multiply_scaled(const KronBwdParams& p, int buffer, int m
 }
 
 __device__ inline void multiply_double(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step,
-                                       double (&sum)[4][4][2]) {
+                                       double (&sum)[2][4][4]) {
   const int lane = threadIdx.x % 32;
   const int g_row = p.depth_rows ? 1 : 2 * p.g_pitch, g_depth = p.depth_rows ? 2 * p.g_pitch : 1;
   const int x_row = p.depth_rows ? 1 : 2 * p.x_pitch, x_depth = p.depth_rows ? 2 * p.x_pitch : 1;
   const double* const g = shared_at<double>(p.g_state[buffer]) + (m0 + lane / 4) * g_row + lane % 4 * g_depth;
   const double* const x = shared_at<double>(p.x_state[buffer]) + (n0 + lane / 4) * x_row + lane % 4 * x_depth;
-  for (int k = from * 4; k < p.depth; k += step * 4) {
-    double a[4], b[4];
+  for (int k = from * 8; k < p.depth; k += step * 8) {
+    double a[2][4], b[4][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i] = g[i * 8 * g_row + k * g_depth];
-      b[i] = x[i * 8 * x_row + k * x_depth];
+    for (int i = 0; i < 8; ++i) {
+      a[i / 4][i % 4] = g[(i / 4 * 16 + i % 2 * 8) * g_row + (k + i % 4 / 2 * 4) * g_depth];
+      b[i / 2][i % 2] = x[i / 2 * 8 * x_row + (k + i % 2 * 4) * x_depth];
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) mma(sum[i][j], a[i], b[j]);
+      for (int j = 0; j < 4; ++j) mma(sum[i][j], a[i], b[j][0], b[j][1]);
     }
   }
 }
 
 // Where a warp's sums belong in its 32 x 32 tile: visit(row, column, sum).
-template <class F>
-__device__ void for_each_sum(float (&sum)[2][4][4], F&& visit) {
+template <class Acc, class F>
+__device__ void for_each_sum(Acc (&sum)[2][4][4], F&& visit) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 32; ++i)
     visit(i / 16 * 16 + i % 4 / 2 * 8 + lane / 4, i / 4 % 4 * 8 + lane % 4 * 2 + i % 2, sum[i / 16][i / 4 % 4][i % 4]);
 }
-template <class F>
-__device__ void for_each_sum(double (&sum)[4][4][2], F&& visit) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) visit(i / 8 * 8 + lane / 4, i / 2 % 4 * 8 + lane % 4 * 2 + i % 2, sum[i / 8][i / 2 % 4][i % 2]);
-}
-template <class Acc>
-using SumsOf = Select<kSame<Acc, float>, float[2][4][4], double[4][4][2]>;
 
 // Blocks take every n-th tile of the depth, so that every run adds in the same order. Warps share the tile's outputs; where these
 // are few, several warps share an output tile, each with its part of the depth.
@@ -201,7 +193,7 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
   const int m0 = tile % out_tiles * kTile, n0 = tile / out_tiles * kTile;
   const long long steps = (p.rows * p.inner + p.depth - 1) / p.depth;
 
-  SumsOf<Acc> total = {};
+  Acc total[2][4][4] = {};
   for (int i = threadIdx.x; i < p.shared_units; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
   __syncthreads();
   int buffer = 0;
@@ -227,7 +219,7 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
     if constexpr (kScaled) scale_operands(p, buffer, outs, ins);
     if (part < parts) {
       if constexpr (kScaled) {
-        SumsOf<Acc> sum = {};
+        float sum[2][4][4] = {};
         multiply_scaled(p, buffer, m0, n0, part, parts, sum);
         const int exponent = -exponent_to_top(shared_at<int>(p.scales)[0]) - exponent_to_top(shared_at<int>(p.scales)[1]);
         const float scale = power_of_two(exponent / 2), rest = power_of_two(exponent - exponent / 2);

@@ -74,7 +74,8 @@ enum KronKernel {
   kKronProduct,  // kron_linear_product.cu
 };
 
-// One group of neighbouring factors: a launch of the fused kernel, or one factor for the vendor's matrix product.
+// One group of neighbouring factors: a launch of the fused kernel, or one factor, or the product of two, for the vendor's matrix
+// product.
 struct KronGroup {
   int first = 0, count = 0;
   bool fused = false;
@@ -96,6 +97,10 @@ struct KronDevice {
 };
 
 KronDevice kron_device(int device);
+
+// Rows in shared memory are an odd multiple of so many units of 16 bytes apart, which keeps what a warp reads in different banks: 8
+// rows of 16 bytes, or in float64 4 of 32.
+inline int kron_gap(DType dtype) { return dtype == kFloat64 ? 2 : 1; }
 
 // What a plan is known by: numbers, and the sizes.
 inline std::vector<std::int64_t> plan_key(std::vector<std::int64_t> numbers, const std::vector<KronSize>& sizes) {

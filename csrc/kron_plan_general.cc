@@ -14,7 +14,7 @@ constexpr double kLaunch = 2500;                 // ns
 constexpr double kPrologue = 8000;               // ns, for weights and tables
 constexpr double kOverhead[] = {1.0, 1.6, 1.7};  // of what surrounds the products, by KronArithmetic
 constexpr double kMmaCycles = 1.9;               // of a multiprocessor, for one m16n8k16
-constexpr double kDoubleMmaCycles = 2.6;         // for one m8n8k4
+constexpr double kDoubleMmaCycles = 8.5;         // for one m16n8k8
 constexpr double kSharedBytesACycle = 110;       // of a multiprocessor
 constexpr double kSingle = 1.0;  // cycles of an element that moves by itself (of 16 bits: or of four together), not in a vector
 
@@ -62,26 +62,23 @@ StepCost shape_step(KronStep* step, std::int64_t fibers, KronArithmetic arithmet
     step->weight_rows = step->out;
     return {operations / 2 / 64 * 3, operations};
   }
-  struct Shape {
-    int mt, nt;
-  };
+  constexpr int kM = 2, kN = 4;  // products of 16 rows and 8 columns
   const bool doubles = arithmetic == kKronDouble;
-  const Shape shape = doubles ? Shape{4, 4} : Shape{2, 4};
-  const int out_unit = doubles ? 8 : step->innermost ? 8 : 16, products = doubles ? 1 : 1 + step->split_state + step->split_weight;
-  const int outs = (step->innermost ? shape.nt : shape.mt) * out_unit;
+  const int products = doubles ? 1 : 1 + step->split_state + step->split_weight;
+  const int outs = step->innermost ? kN * 8 : kM * 16;
   const int team = power_of_two_from(ceil_div(step->out, outs));
   if (team > warps) return {INFINITY, operations};
-  const std::int64_t fibers_a_warp = step->innermost ? shape.mt * (doubles ? 8 : 16) : shape.nt * 8;
+  const std::int64_t fibers_a_warp = step->innermost ? kM * 16 : kN * 8;
   const double rounds = static_cast<double>(ceil_div(fibers, fibers_a_warp * (warps / team)));
-  const double k = static_cast<double>(ceil_div(step->in, doubles ? 4 : 16));
-  const double mma = warps * shape.mt * shape.nt * k * (doubles ? kDoubleMmaCycles : products * kMmaCycles);
+  const double k = static_cast<double>(ceil_div(step->in, doubles ? 8 : 16));
+  const double mma = warps * kM * kN * k * (doubles ? kDoubleMmaCycles : products * kMmaCycles);
   double bytes;
   if (doubles) {
-    bytes = warps * (k * 256 * (shape.mt + shape.nt) + shape.mt * shape.nt * 512.0);
+    bytes = warps * (k * 1024 * (kM + kN / 2) + kM * kN * 1024.0);
   } else {
-    const double weight = (1.0 + step->split_weight) * (step->innermost ? shape.nt * 256 : shape.mt * 512);
-    const double state = (1.0 + step->split_state) * (step->innermost ? shape.mt * 512 : shape.nt * 256);
-    bytes = warps * (k * (weight + state) + shape.mt * shape.nt * 512.0);
+    const double weight = (1.0 + step->split_weight) * (step->innermost ? kN * 256 : kM * 512);
+    const double state = (1.0 + step->split_state) * (step->innermost ? kM * 512 : kN * 256);
+    bytes = warps * (k * (weight + state) + kM * kN * 512.0);
   }
   step->team = team;
   step->weight_rows = team * outs;
@@ -117,11 +114,11 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   if (choice.columns) p.in[last] = p.out[last] = choice.columns;
   p.sliced_out = p.out[0];
   p.out[0] = static_cast<int>(ceil_div(p.out[0], choice.slices));
-  // Odd strides keep 8 neighbours along any axis in different banks.
-  std::int64_t stride = units * ceil_div(std::max(p.in[last], p.out[last]), 8) + 1;
+  const int gap = kron_gap(problem.dtype);
+  std::int64_t stride = units * ceil_div(std::max(p.in[last], p.out[last]), 8) + gap;
   for (int axis = last - 1; axis >= 0; --axis) {
     p.stride[axis] = static_cast<int>(stride);
-    stride = (stride * std::max(p.in[axis], p.out[axis])) | 1;
+    stride = round_up(stride * std::max(p.in[axis], p.out[axis]) - gap, 2 * gap) + gap;
     if (stride > 16384) return group;
   }
   p.sample_stride = static_cast<int>(stride);
@@ -200,7 +197,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
     tile_operations += cost.operations;
     const int depth = static_cast<int>(round_up(step.in, arithmetic == kKronPlain || arithmetic == kKronDouble ? 8 : 16));
     step.weight_units = halves && step.count == 1 ? 1 : units;
-    step.weight_pitch = depth / 8 * step.weight_units + 1;
+    step.weight_pitch = depth / 8 * step.weight_units + gap;
     step.by_columns = kron_divisor(depth);
     step.by_pieces = kron_divisor(depth * element / 16);
     step.table = reserve(2 * entries);

@@ -346,3 +346,18 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(size, dtype, value):
     assert not got[7].isfinite().any()
     assert torch.equal(got[:7], want[:7])
     assert torch.equal(got[8:], want[8:])
+
+
+@gpu
+@pytest.mark.parametrize(
+    "sizes", [[(20, 17), (36, 17)], [(5, 3), (9, 33)], [(24, 24), (20, 20)], [(3, 3), (17, 5), (2, 2)]]
+)
+@pytest.mark.parametrize("rows", [3, 300])
+def test_an_infinity_of_float64_is_no_more_than_that(sizes, rows):
+    x, factors = random((rows, columns_of(sizes)), torch.float64), factors_of(sizes, torch.float64)
+    x[1, -1] = math.inf
+    y = x.new_empty(rows, math.prod(o for o, _ in sizes))
+    _backend.library().kron_linear_fwd(y, x, factors, 1, None, False)  # one launch, whatever the plan prefers
+    assert y[1].isinf().all()
+    assert y[0].isfinite().all()
+    assert y[2].isfinite().all()
