@@ -6,10 +6,14 @@
 namespace cuops {
 namespace {
 
-constexpr double kLaunch = 2500;  // ns
-constexpr double kBatch = 580;    // ns of a multiprocessor
-constexpr double kDepth = 7;      // ns of an element of a sum, of a batch of small products
-constexpr int kFew = 32;          // columns beyond a factor's own, from which on products are batched
+constexpr double kLaunch = 2500;   // ns
+constexpr double kOverlap = 3400;  // ns that two kernels in a row share: the second starts while the first one ends
+constexpr double kBatch = 580;     // ns of a multiprocessor
+constexpr double kDepth = 7;       // ns of an element of a sum, of a batch of small products
+constexpr int kFew = 32;           // columns beyond a factor's own, from which on products are batched
+constexpr double kMerge = 3500;    // ns of a launch that multiplies two factors out
+constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
+constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
@@ -99,8 +103,23 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
         candidates.push_back(plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
         if (candidates[0].fused && end == n) candidates[1].nanoseconds += kLaunch;  // as that of a fused kernel has it
       }
+      if (end == i + 2 && problem.dtype == kBFloat16) {
+        // One product with both takes less than two passes over memory. Of float16, products of elements may leave its range.
+        KronProblem merged = part;
+        const KronSize size = {part.sizes[0].out * part.sizes[1].out, part.sizes[0].in * part.sizes[1].in};
+        merged.sizes = {size};
+        if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
+            static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
+          candidates.push_back(plan_gemm(merged, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
+          candidates.back().count = 2;
+          candidates.back().nanoseconds += kMerge;
+        }
+      }
       for (KronGroup& group : candidates) {
-        if (group.tuned == kKronProduct && end < n) group.nanoseconds -= kLaunch;  // it starts while the one before it ends
+        // apply_along() rearranges the state before and after.
+        if (!group.fused && part.inner > 1 && part.inner < kFew)
+          group.nanoseconds += 2 * (kLaunch + group.bytes / 31 / device.multiprocessors);
+        if (group.fused && end < n && best[end][0].fused) group.nanoseconds -= kOverlap;
         if (!(group.nanoseconds + cost[end] < cost[i])) continue;
         cost[i] = group.nanoseconds + cost[end];
         group.first = i;

@@ -7,7 +7,7 @@
 namespace cuops {
 namespace {
 
-constexpr double kStart = 6200, kPass = 500, kLargePass = 1000;  // ns; large: of factors of 16
+constexpr double kStart = 5600, kPass = 500, kLargePass = 1000;  // ns; large: of factors of 8 and 16
 constexpr double kBytes = 28.5;                                  // a nanosecond of a multiprocessor, of device memory
 constexpr double kTwos = 5, kTwosF64 = 2;                        // elements a nanosecond of a multiprocessor
 constexpr double kProducts = 190, kProductsF64 = 75;             // likewise
@@ -60,7 +60,7 @@ KronGroup plan_bits(const KronProblem& problem, const KronDevice& device) {
   group.operations = 2.0 * static_cast<double>(elements) * products;
   double start = kStart, work = kMove * (p.passes + 1);
   for (const KronSize& size : problem.sizes) work += static_cast<double>(size.in) * (size.in == 16 ? kLarge : 1);
-  for (int i = 0; !twos && i < p.passes; ++i) start += p.pass[i].log == 4 ? kLargePass : kPass;
+  for (int i = 0; !twos && i < p.passes; ++i) start += p.pass[i].log >= 3 ? kLargePass : kPass;
   const double compute =
       static_cast<double>(elements) * (twos ? 1 / (is_double ? kTwosF64 : kTwos) : work / (is_double ? kProductsF64 : kProducts));
   group.nanoseconds = start + std::max(group.bytes / kBytes, compute) / device.multiprocessors;

@@ -44,6 +44,16 @@ def test_a_plan_counts_bytes_and_operations():
     assert plan.operations >= 2 * 4096 * 4096 * 4 * 8
 
 
+@gpu
+def test_large_samples_of_bfloat16_have_two_factors_in_a_product_of_the_vendors():
+    def groups(dtype):
+        return [(g.first, g.count, g.fused) for g in cuops.kron_plan(1024, [(16, 16)] * 4, dtype).groups]
+
+    assert groups("bfloat16") == [(0, 2, False), (2, 2, False)]
+    # Products of elements of float16 may leave its range.
+    assert all(fused or count == 1 for _, count, fused in groups("float16"))
+
+
 def measured_microseconds(call):
     """The median of graph replays on an empty L2 cache."""
     call()
@@ -115,6 +125,8 @@ def measured_microseconds(call):
         (16, [80] * 2, torch.float32),
         (1024, [2] * 12, torch.float32),
         (100, [16] * 4, torch.float32),
+        (16, [24] * 4, torch.bfloat16),
+        (16, [16] * 3, torch.float64),
         (1024, [16] * 4, torch.float32),
         (8192, [8] * 4, torch.bfloat16),
         (8192, [32] * 2, torch.bfloat16),

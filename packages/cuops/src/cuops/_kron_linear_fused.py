@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _backend
-from ._kron_linear_gemm import apply_along, chain_of_matmuls, out_shape
+from ._kron_linear_gemm import apply_along, chain_of_matmuls, out_shape, product_of
 
 VECTOR = 16  # bytes that the kernels read at once
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/dtype.h numbers them
@@ -56,9 +56,10 @@ def _plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int
 
 
 def fused_chain(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """y by the fused kernel, a group of factors at a time, and by a GEMM for factors beyond it. Nothing is empty."""
-    if not any(is_fused for _, _, is_fused in _plan_of(x, factors, 1)):
-        return chain_of_matmuls(x, factors, bias)
+    """y by the fused kernel, a group of factors at a time, and by a GEMM where that is faster. Nothing is empty."""
+    groups = _plan_of(x, factors, 1)
+    if not any(is_fused for _, _, is_fused in groups):
+        return chain_of_matmuls(x, [product_of(factors[first : first + count]) for first, count, _ in groups], bias)
     bias = None if bias is None else bias.contiguous()
     return apply(in_place(x), factors, 1, bias).reshape(out_shape(x, factors))
 
@@ -82,7 +83,7 @@ def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None 
             before, state = state, state.new_empty(len(state), o * rest)
             library().kron_linear_fwd(state, before, group, rest, last_bias, tf32)
         else:
-            state = apply_along(state, group[0], rest)
+            state = apply_along(state, product_of(group), rest)
             if last_bias is not None:
                 state = state.reshape(rows, -1) + last_bias
     return state

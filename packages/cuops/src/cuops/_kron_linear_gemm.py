@@ -1,7 +1,8 @@
-"""Kronecker-factored layers by the vendor's GEMM: the path of factors that no fused kernel takes."""
+"""Kronecker-factored layers by the vendor's GEMM: the path of factors that no fused kernel takes in less time."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,11 @@ FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 15, 1024
 def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
     """y's shape."""
     return (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+
+
+def product_of(factors: Sequence[Tensor]) -> Tensor:
+    """Their Kronecker product, in the same order in memory whatever theirs is: one matrix for a kernel or a GEMM."""
+    return factors[0] if len(factors) == 1 else functools.reduce(torch.kron, [w.contiguous() for w in factors])
 
 
 def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
@@ -54,7 +60,7 @@ def apply_along(state: Tensor, w: Tensor, inner: int) -> Tensor:
 
 
 def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """y by a GEMM a factor, the last factor first: the path of factors that no fused kernel takes. Nothing is empty."""
+    """y by a GEMM a factor, the last factor first. Nothing is empty."""
     state = x.reshape(-1, x.shape[-1])
     for w in reversed(factors[1:]):
         state = _apply_factor(state, w)

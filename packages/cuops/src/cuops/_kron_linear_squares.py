@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
+from ._kron_linear_gemm import product_of
 
 SQUARES = 16, 32, 64, 96, 128  # sizes of the kernels' tiles
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
@@ -59,7 +60,7 @@ def backward_of_squares(
     """`fused_backward` for the first `cut` factors and the others: a kernel for all gradients, one to add up."""
     groups = slice(0, cut), slice(cut, None)
     state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, dy))
-    pair = [in_place(functools.reduce(torch.kron, factors[group]).contiguous()) for group in groups]
+    pair = [in_place(product_of(factors[group]).contiguous()) for group in groups]
     needed = [group for group in groups if any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
     dw = [
