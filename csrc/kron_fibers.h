@@ -5,9 +5,10 @@
 
 namespace cuops {
 
-// Factors of one launch, the rows and columns of what neighbours are multiplied out to, and the threads that a multiprocessor has
-// registers for.
-constexpr int kFibersFactors = 12, kFibersMost = 16, kFibersThreads = 768, kFibersThreadsF64 = 512, kFibersThreadsBwd = 512;
+// Factors of one launch, how many neighbours are multiplied out, to how many rows and columns, and the threads that a
+// multiprocessor has registers for.
+constexpr int kFibersFactors = 12, kFibersMerged = 4, kFibersMost = 16, kFibersThreads = 768, kFibersThreadsF64 = 512,
+              kFibersThreadsBwd = 512;
 
 // What instances there are: up to kFibersSmall rows and columns, a weight is filled up with zeros to a square that registers hold;
 // beyond that its columns are, and its rows to a multiple of 4.
@@ -27,6 +28,12 @@ constexpr int fibers_weight(int out, int in) {
   return (size <= kFibersSmall ? size + size % 2 : (out + 3) / 4 * 4) * fibers_pitch(out, in);
 }
 
+// A weight, or its transpose, as shared memory has it: where, its class, the elements of a row and of all.
+struct KronFibersMatrix {
+  int at, size, pitch, count;
+  KronDivisor by_pitch;
+};
+
 // The fibers of a step are the vectors that its factor multiplies. A tile lies in shared memory as its samples do in device memory;
 // positions there count elements of the sums.
 struct KronFibersStep {
@@ -34,9 +41,9 @@ struct KronFibersStep {
   int out, in;
   int fibers, inner;  // of a sample; elements beyond the axis
   KronDivisor by_inner;
-  int weight, transposed;  // the factor, and for the gradient also its transpose
-  int sums;                // of its gradient, among those of all steps
-  int state;               // before the step
+  int sums;                             // of its gradient, among those of all steps
+  int state;                            // before the step
+  KronFibersMatrix weight, transposed;  // the latter for the gradient
 };
 
 // An array of samples as a tile takes them: in runs of neighbours. Without columns beyond the factors' axes a run is a sample, else
@@ -66,17 +73,21 @@ struct KronFibersParams {
   long long bias_lead;
   int result;  // the state after the last step
 };
-static_assert(sizeof(KronFibersParams) == 1440, "host and device must agree on the layout");
+static_assert(sizeof(KronFibersParams) == 1920, "host and device must agree on the layout");
 
 struct KronFibersBwdParams {
   KronFibersChain chain;
   KronFibersArray x, dy, dx;
-  void* partial;  // (blocks, sums), in the dtype of the sums
+  void* partial;  // (blocks, sums), in the dtype of the sums; without blocks where they are `together`
   int gradient;   // the state of dy
   int found;      // in shared memory: the sums of each warp
   int wanted;     // bits of the steps whose factors' gradients are
+  // Whether the blocks are one cluster, or only one, and store these themselves; else `partial` is added up by another kernel.
+  bool together;
+  int total, raw;                   // in shared memory: then the gradients of all steps; the factors of products
+  void* gradients[kFibersFactors];  // as in KronFibersSum
 };
-static_assert(sizeof(KronFibersBwdParams) == 1496, "host and device must agree on the layout");
+static_assert(sizeof(KronFibersBwdParams) == 2080, "host and device must agree on the layout");
 
 // Adds up what blocks found, a block of threads a step, and takes the products apart.
 struct KronFibersSum {

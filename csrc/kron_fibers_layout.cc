@@ -13,9 +13,13 @@ constexpr double kBytes = 28;      // a nanosecond of a multiprocessor, of devic
 constexpr double kHidden = 0.3;    // of the shorter of memory and arithmetic
 constexpr double kBarrier = 100;   // cycles
 constexpr double kWeight = 140;    // instructions for an element of a factor, at the start
+constexpr double kWarp = 80;       // instructions of a warp at the start
+constexpr double kIdle = 25;       // and of one that has nothing to do in a pass
 constexpr double kFactor = 600;    // cycles until the elements of factors that threads ask for at a time are there
 constexpr double kFull = 16;       // warps with which a multiprocessor issues half of what it can
 constexpr double kLatency = 4.25;  // cycles from one instruction of a warp to its next, when it is alone
+constexpr double kMore = 500;      // ns, where a multiprocessor has several blocks
+constexpr double kSecond = 1800;   // ns of a second launch, for the sums of blocks
 constexpr double kSumBytes = 40;   // a nanosecond, of partial sums
 constexpr int kThreads[] = {32, 64, 96, 128, 192, 256, 384, 512, 768}, kMostSamples = 1024, kLeastColumns = 8;
 
@@ -33,7 +37,7 @@ std::vector<int> merge(const std::vector<KronSize>& sizes, bool gradient) {
   std::vector<int> count(n + 1, 0);
   for (int i = n - 1; i >= 0; --i) {
     KronSize product{1, 1};
-    for (int end = i + 1; end <= n; ++end) {
+    for (int end = i + 1; end <= std::min(n, i + kFibersMerged); ++end) {
       product = {product.out * sizes[end - 1].out, product.in * sizes[end - 1].in};
       if (std::max(product.out, product.in) > kFibersMost) break;
       const double with = instructions(product, gradient) + cost[end];
@@ -100,9 +104,9 @@ KronFibersLayout lay_out(const KronProblem& problem, int samples, int columns, b
     step.inner = beyond;
     step.fibers = before * beyond;
     step.by_inner = kron_divisor(beyond);
-    step.weight = chain.weights;
+    step.weight = fibers_matrix(chain.weights, step.out, step.in);
     step.sums = chain.sums;
-    chain.weights += fibers_weight(step.out, step.in);
+    chain.weights += step.weight.count;
     chain.sums += step.out * step.in;
     layout.in_place &= step.out == step.in;
     layout.products += static_cast<double>(step.fibers) * step.out * step.in;
@@ -118,22 +122,44 @@ KronFibersLayout lay_out(const KronProblem& problem, int samples, int columns, b
   return layout;
 }
 
+// Cycles of the end of a gradient's launch of so many blocks, or of the launch after it, which takes products of factors apart.
+double finish(const KronFibersChain& chain, const std::vector<KronSize>& sizes, double warps, double blocks) {
+  double all = 0, most = 0;
+  for (int s = 0; s < chain.steps; ++s) {
+    const KronFibersStep& step = chain.step[s];
+    double cycles = kBarrier;
+    for (int j = step.first; step.count > 1 && j < step.first + step.count; ++j) {
+      const double size = static_cast<double>(sizes[j].out * sizes[j].in), others = step.out * step.in / size;
+      const double each = 25 * step.count * std::ceil(others / 32) + 60;
+      cycles += std::ceil(size * std::min(32.0, others) / 32 / warps) * each * kLatency;
+    }
+    all += cycles;
+    most = std::max(most, cycles);
+  }
+  return blocks == 1 ? all : most * std::ceil(chain.steps / blocks);
+}
+
 // Instructions that move an element from or to device memory: four together where they can be, and else alone.
 double moving(const KronFibersChain& chain) { return chain.columns > 0 && chain.inner % 4 != 0 ? 16 : 6; }
 
 }  // namespace
 
+KronFibersMatrix fibers_matrix(int at, int out, int in) {
+  const int pitch = fibers_pitch(out, in);
+  return {at, fibers_class(out, in), pitch, fibers_weight(out, in), kron_divisor(pitch)};
+}
+
 void KronFibersCost::add(double warps, double together, double each, double elements) {
   const double issued = words * each;  // float64 has half the rate
-  instructions += std::ceil(warps) * issued;
+  active = std::max(active, std::min(std::ceil(warps / together), threads / 32.0));
+  instructions += std::ceil(warps) * issued + kIdle * threads / 32;
   longest += std::ceil(std::ceil(warps / together) * 32 / threads) * together * issued;
   shared += std::ceil(warps) * words * elements;
   waits += kBarrier;
 }
 
 double KronFibersCost::round(double blocks) const {
-  const double warps = blocks * threads / 32;
-  const double issuing = blocks * instructions * (1 + kFull / warps) / 4;
+  const double issuing = blocks * instructions * (1 + kFull / (blocks * active)) / 4;
   return std::max({issuing, longest * kLatency, blocks * shared}) + waits / blocks;
 }
 
@@ -162,21 +188,33 @@ KronFibersPlan plan_tiles(const KronProblem& problem, const KronDevice& device, 
       tile.waits = kernel.load;
       tile.add(chain.samples * elements / 32, 4, moving(chain), 1);
       kernel.add_steps(layout, &tile);
-      start.waits = kFactor * chain.weights / threads;
+      start.waits = kFactor * std::ceil(1.0 * chain.weights / threads);
+      start.instructions = kWarp * threads / 32;
       start.add(chain.weights / 32.0, 1, kWeight, 1);
       if (kernel.gradient) start.add(threads / 32 * chain.sums / 32.0, 1, 20, 2);
       const double each = std::ceil(static_cast<double>(chain.tiles) / device.multiprocessors);
       const double together = std::min<double>(resident, each);
       const double compute = (start.round(together) + std::ceil(each / together) * tile.round(together)) / kClock;
       const double bytes_moved = vectors * elements * size_of(problem.dtype);
-      const double memory = bytes_moved / kBytes / device.multiprocessors;
-      const std::int64_t blocks = std::min<std::int64_t>(chain.tiles, 1LL * device.multiprocessors * resident);
+      std::int64_t blocks = std::min<std::int64_t>(chain.tiles, 1LL * device.multiprocessors * resident);
+      const double active = std::min<double>(device.multiprocessors, 2.0 * static_cast<double>(blocks));
+      const double memory = bytes_moved / kBytes / active;
       double nanoseconds = kernel.start + std::max(compute, memory) + kHidden * std::min(compute, memory);
-      if (kernel.gradient)
+      if (together > 1) nanoseconds += kMore;
+      unsigned cluster = 1;
+      if (kernel.gradient) {
         nanoseconds += static_cast<double>(blocks) * std::min(chain.sums, kFibersMost * kFibersMost) * size / kSumBytes;
+        if (blocks <= kernel.together) {
+          blocks = std::int64_t{1} << log_from(blocks);
+          cluster = static_cast<unsigned>(blocks);
+          nanoseconds += finish(chain, problem.sizes, threads / 32, static_cast<double>(blocks)) / kClock - kSecond;
+        } else {
+          nanoseconds += finish(chain, problem.sizes, 16, chain.steps) / kClock;
+        }
+      }
       if (!(nanoseconds < best.nanoseconds)) continue;
       best = {layout,
-              {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(bytes), true},
+              {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 1, cluster, static_cast<unsigned>(bytes), true},
               nanoseconds,
               bytes_moved,
               2 * layout.products * vectors};

@@ -20,10 +20,14 @@ struct KronFibersLayout {
   double out_elements() const { return 1.0 * out.run * out.runs; }
 };
 
+// A weight of so many rows and columns, which starts at an element of shared memory.
+KronFibersMatrix fibers_matrix(int at, int out, int in);
+
 // What a tile costs: instructions of all warps and the most of one, cycles of shared memory, and cycles in which its block waits.
 struct KronFibersCost {
   int threads;
-  double words;  // of 32 bits, of an element of the sums
+  double words;       // of 32 bits, of an element of the sums
+  double active = 1;  // the most warps of a block that have something to do
   double instructions = 0, longest = 0, shared = 0, waits = 0;
 
   // A pass by `warps` warps' worth of threads, so many of which a warp takes at a time, each with so many instructions, and
@@ -38,6 +42,7 @@ struct KronFibersCost {
 struct KronFibersKernel {
   bool gradient;
   int most_threads;
+  int together;        // blocks of a gradient's launch up to which it adds up what these found, itself
   double moved;        // arrays of x's size, beside one of y's
   double start, load;  // ns of a launch; cycles until a tile is there
   int (*shared_elements)(const KronFibersLayout& layout, int threads);

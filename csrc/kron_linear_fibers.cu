@@ -12,19 +12,14 @@ template <class Acc>
 __device__ void kron_fibers(const KronFibersParams& p) {
   const KronFibersChain& chain = p.chain;
   Acc* const shared = shared_at<Acc>(0);
-  const int threads = blockDim.x;
-  int i = threadIdx.x;
-  const FibersWeight<Acc> place(chain, i);
+  FibersWeight<Acc> weight(chain, threadIdx.x);
   wait_for_previous(gridDim.x >= chain.tiles);
-  const Acc weight = place.value();  // on its way together with the first tile
+  weight.load();  // on its way together with the first tile
 #pragma unroll 1
   for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {
     const FibersTile tile(chain, index);
-    load_samples(chain, p.x, tile, shared + chain.step[0].state);
-    if (index == blockIdx.x && i < chain.weights) {
-      shared[i] = weight;
-      while ((i += threads) < chain.weights) shared[i] = FibersWeight<Acc>(chain, i).value();
-    }
+    load_samples<Acc, 1>(chain, {&p.x}, tile, {shared + chain.step[0].state});
+    if (index == blockIdx.x) store_weights(chain, weight, shared);
 #pragma unroll 1
     for (int s = 0; s < chain.steps; ++s) {
       const KronFibersStep& step = chain.step[s];

@@ -14,36 +14,43 @@
 namespace cuops {
 namespace {
 
-constexpr double kStart = 9000;  // ns, of both launches
+constexpr double kStart = 9000;  // ns, of two launches
 constexpr double kLoad = 1500;   // cycles until a tile is there
+constexpr double kAddUp = 1500;  // cycles until the lanes of a warp have added up a larger factor's gradient
+constexpr int kMostBlocks = 16;  // of a cluster
 
-// Where shared memory has what, behind the weights: their transposes, the states and the sums of each warp. Returns its elements.
-int place(KronFibersChain* chain, const std::vector<int>& states, int warps, int* gradient, int* found) {
-  int at = chain->weights;
-  for (int s = 0; s < chain->steps; ++s) {
-    KronFibersStep& step = chain->step[s];
-    step.transposed = at;
-    at += fibers_weight(step.in, step.out);
+// Where shared memory has what, behind the weights: their transposes, the states, what the end of the launch takes, and the sums of
+// each warp. Returns its elements.
+int place(KronFibersBwdParams* p, const std::vector<int>& states, int warps) {
+  KronFibersChain& chain = p->chain;
+  int at = chain.weights;
+  for (int s = 0; s < chain.steps; ++s) {
+    KronFibersStep& step = chain.step[s];
+    step.transposed = fibers_matrix(at, step.in, step.out);
+    at += step.transposed.count;
   }
-  for (int s = 0; s <= chain->steps; ++s) {
-    (s < chain->steps ? chain->step[s].state : *gradient) = at;
+  for (int s = 0; s <= chain.steps; ++s) {
+    (s < chain.steps ? chain.step[s].state : p->gradient) = at;
     at += static_cast<int>(round_up(states[s], 4));
   }
-  *found = at;
-  return at + warps * chain->sums;
+  p->raw = at;
+  at += chain.sums + kFibersFactors;  // the factors of a product have no more elements than it, but for factors of 1 x 1
+  p->total = at;
+  p->found = at + chain.sums;
+  return p->found + warps * chain.sums;
 }
 
 int shared_elements(const KronFibersLayout& layout, int threads) {
-  KronFibersChain chain = layout.chain;
-  int gradient, found;
-  return place(&chain, layout.states, threads / 32, &gradient, &found);
+  KronFibersBwdParams p;
+  p.chain = layout.chain;
+  return place(&p, layout.states, threads / 32);
 }
 
 void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
   const KronFibersChain& chain = layout.chain;
   for (int s = 0; s < chain.steps; ++s) {
     const KronFibersStep& step = chain.step[s];
-    const int size = fibers_class(step.out, step.in);
+    const int size = step.weight.size;
     const bool small = size <= (cost->words == 2 ? 4 : kFibersSmall);
     const double warps = 1.0 * chain.samples * step.fibers / 32, both = step.in + step.out;
     const double weights = small ? 0 : 1.0 * step.out * step.in / (32 * warps > cost->threads ? 2 : 1);
@@ -55,9 +62,16 @@ void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
     } else {
       multiply();
       cost->add(warps * std::ceil(step.out / 4.0) * std::ceil(step.in / 4.0) * 1.1, 1, 40, 10);
+      cost->waits += kAddUp;
     }
-    cost->add(cost->threads / 32, 1, small ? 4 * products : 100, small ? products : 60);  // the sums of a warp
+    cost->add(std::min(std::ceil(warps), cost->threads / 32.0), 1, small ? 4 * products : 100,
+              small ? products : 60);  // the sums of a warp
   }
+}
+
+Kernel& bwd_kernel(DType dtype) {
+  static Kernel kernels[] = {{"kron_linear_fibers_bwd", "kron_fibers_bwd_f64"}, {"kron_linear_fibers_bwd", "kron_fibers_bwd_f32"}};
+  return kernels[dtype != kFloat64];
 }
 
 // Plans are made once for each problem on each device.
@@ -72,15 +86,26 @@ std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows
     problem.rows = rows;
     problem.inner = inner;
     problem.sizes = sizes;
-    const KronFibersKernel kernel{true, kFibersThreadsBwd, 2, kStart, kLoad, shared_elements, add_steps};
-    return plan_tiles(problem, kron_device(device), kernel);
+    KronFibersPlan plan;
+    for (int together = hardware("kron_linear_fibers_bwd", device).clusters ? kMostBlocks : 1;; together /= 2) {
+      const KronFibersKernel kernel{true, kFibersThreadsBwd, together, 2, kStart, kLoad, shared_elements, add_steps};
+      plan = plan_tiles(problem, kron_device(device), kernel);
+      // Where blocks have much shared memory, some GPUs have no place for so many side by side.
+      if (plan.shape.cluster == 1 || clusters_at_once(bwd_kernel(dtype), device, plan.shape) > 0) return plan;
+    }
   });
+}
+
+// Whether a launch adds up what its blocks find; else there is scratch for it, and a second launch.
+bool is_together(const KronFibersPlan& plan) { return plan.shape.blocks == plan.shape.cluster; }
+std::int64_t scratch_elements(const KronFibersPlan& plan) {
+  return is_together(plan) ? 0 : std::int64_t{plan.shape.blocks} * plan.layout.chain.sums;
 }
 
 }  // namespace
 
-// The groups of neighbouring factors that kron_linear_bwd_fibers takes one after the other: for each first, count, and the elements
-// of scratch. Empty where there is no kernel. `sizes`: out and in of each factor.
+// The groups of neighbouring factors that kron_linear_bwd_fibers takes one after the other: for each first, count, the elements
+// of scratch, and predicted nanoseconds. Empty where there is no kernel. `sizes`: out and in of each factor.
 tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_bwd_fibers_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
                                                                       int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
@@ -110,7 +135,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_bwd_fibers_plan(int64_t dt
     if (count[i] == 0) return {};
     const auto plan =
         cached_plan(static_cast<DType>(dtype), before[i], part(i, i + count[i]), after[i + count[i]], static_cast<int>(device));
-    groups.push_back({i, count[i], 1LL * plan->shape.blocks * plan->layout.chain.sums, static_cast<int64_t>(plan->nanoseconds)});
+    groups.push_back({i, count[i], scratch_elements(*plan), static_cast<int64_t>(plan->nanoseconds)});
   }
   return groups;
 }
@@ -139,15 +164,24 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   const KronFibersPlan& plan = *cached;
   if (std::isinf(plan.nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_bwd_fibers_plan");
   const DType sums = accumulator_of(dtype);
-  if (dtype_of(partial, "partial") != sums || partial.numel() < 1LL * plan.shape.blocks * plan.layout.chain.sums)
+  if (dtype_of(partial, "partial") != sums || partial.numel() < scratch_elements(plan))
     raise("ValueError", "partial: expected what kron_linear_bwd_fibers_plan says, in the dtype of the sums");
   expect_device(partial, "partial", x.device());
 
   KronFibersBwdParams p{};
   p.chain = plan.layout.chain;
-  place(&p.chain, plan.layout.states, static_cast<int>(plan.shape.block_x) / 32, &p.gradient, &p.found);
+  p.together = is_together(plan);
+  place(&p, plan.layout.states, static_cast<int>(plan.shape.block_x) / 32);
   const KronFibersChain& chain = p.chain;
   fill_factors(p.chain.factors, factors, dtype);
+  for (int s = 0; s < chain.steps; ++s) {
+    const KronFibersStep& step = chain.step[s];
+    int raw = p.together ? step.sums + step.first - s : 0;
+    for (int j = step.first; j < step.first + step.count; ++j) {
+      p.chain.factors[j].raw = raw;
+      raw += p.chain.factors[j].out * p.chain.factors[j].in;
+    }
+  }
   p.x = fibers_array(plan.layout.in, chain, {data_of(x), rows, in, 0});
   p.dy = fibers_array(plan.layout.out, chain, {data_of(dy), rows, out, 0});
   p.dx = plan.layout.in;
@@ -165,19 +199,19 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
       if (!dfactors[j].has_value()) continue;
       const tvm::ffi::Tensor dw = *dfactors[j];
       expect_matrix(TensorView(dw), "dfactors", dtype, x.device(), sizes[j].out, sizes[j].in);
-      sum.gradient[j] = data_of(TensorView(dw));
+      sum.gradient[j] = p.gradients[j] = data_of(TensorView(dw));
       wanted = true;
     }
     if (!wanted) continue;
     p.wanted |= 1 << s;
     sum.step[sum.steps++] = {step.first, step.count, step.out, step.in, step.sums};
   }
-  static Kernel kernels[] = {{"kron_linear_fibers_bwd", "kron_fibers_bwd_f64"}, {"kron_linear_fibers_bwd", "kron_fibers_bwd_f32"}};
   static Kernel sum_kernels[] = {{"kron_linear_fibers_bwd", "kron_fibers_sum_f64"},
                                  {"kron_linear_fibers_bwd", "kron_fibers_sum_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  launch(kernels[sums != kFloat64], device, stream, plan.shape, &p);
+  launch(bwd_kernel(dtype), device, stream, plan.shape, &p);
+  if (p.together) return;
   // Threads enough for eight or so numbers each.
   const std::int64_t threads = kFibersMost * kFibersMost * ceil_div(plan.shape.blocks, 8);
   LaunchShape sum_shape{static_cast<unsigned>(sum.steps), static_cast<unsigned>(std::min<std::int64_t>(threads, 1024))};

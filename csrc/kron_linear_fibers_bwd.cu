@@ -5,6 +5,7 @@
 #if CUOPS_TUNED == 90
 #include "device/kron_fibers.cuh"
 #include "device/overlap.cuh"
+#include "device/row_sums.cuh"
 
 namespace cuops {
 
@@ -33,8 +34,9 @@ __device__ void scatter_sums(Acc (&v)[kAll], int first, int count, Add&& add) {
 template <class Acc, int kSize>
 __device__ void back_small(const KronFibersStep& step, const Acc* weights, const Acc* g, Acc* x, int fibers, Acc* sums, bool wanted,
                            bool goes_on) {
+  if (static_cast<int>(threadIdx.x) / 32 * 32 >= fibers) return;
   Acc weight[kSize][kSize], sum[kSize * kSize] = {};
-  load_weight(weights + step.transposed, weight);
+  load_weight(weights + step.transposed.at, weight);
   const bool together = step.inner == 1 && step.in == kSize;
 #pragma unroll 1
   for (int fiber = threadIdx.x; fiber < fibers; fiber += blockDim.x) {
@@ -65,6 +67,7 @@ __device__ void add_products(const KronFibersStep& axis, const Acc* g, const Acc
   const int lanes = out_blocks * in_blocks, groups = 32 / lanes, lane = threadIdx.x % 32, group = lane / lanes;
   const int block = lane - group * lanes, o = block % out_blocks * kBlock, k = block / out_blocks * kBlock;
   const int step = static_cast<int>(blockDim.x) / 32 * groups;
+  if (static_cast<int>(threadIdx.x) / 32 * groups >= fibers) return;
   int out_at[kBlock], in_at[kBlock];  // those beyond the end are read as others, and not written
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
@@ -102,13 +105,152 @@ __device__ void add_products(const KronFibersStep& axis, const Acc* g, const Acc
     }
   }
   if (group > 0) return;
+  Acc before[kBlock][kBlock];
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+#pragma unroll
+    for (int j = 0; j < kBlock; ++j) before[i][j] = sums[min(o + i, axis.out - 1) * axis.in + min(k + j, axis.in - 1)];
+  }
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
 #pragma unroll
     for (int j = 0; j < kBlock; ++j) {
-      if (o + i < axis.out && k + j < axis.in) sums[(o + i) * axis.in + k + j] += sum[i][j];
+      if (o + i < axis.out && k + j < axis.in) sums[(o + i) * axis.in + k + j] = before[i][j] + sum[i][j];
     }
   }
+}
+
+template <class Acc>
+__device__ void store_gradient(DType dtype, void* gradient, int i, Acc v) {
+  with_dtype<Acc>(dtype, [&](auto element) {
+    using T = decltype(element);
+    static_cast<T*>(gradient)[i] = convert<T>(v);
+  });
+}
+
+// The elements of a step's factors, one after the other: where store_gradients() has the first, how many, and one of them.
+template <class Acc>
+struct RawFactors {
+  const KronFactor* first;
+  int at, count = 0, factors;
+  DType dtype;
+
+  template <class Step>
+  __device__ RawFactors(const Step& step, const KronFactor* all, DType dtype)
+      : first(all + step.first), at(first->raw), factors(step.count), dtype(dtype) {
+    const KronFactor& last = first[factors - 1];
+    if (factors > 1) count = last.raw + last.out * last.in - at;
+  }
+  __device__ Acc load(int i) const {
+    const KronFactor* f = first;
+    while (f < first + factors - 1 && i >= f[1].raw - at) ++f;
+    i -= f->raw - at;
+    const int row = divide(i, f->by_in);
+    return load_element<Acc>(dtype, f->data, row * f->row_stride + (i - row * f->in) * f->column_stride);
+  }
+};
+
+// The gradients of a step's factors from that of their product: dWj = the sum over all that Wj does not have of it times the other
+// factors.
+template <class Acc, class Step>
+__device__ void store_gradients(const Step& step, const KronFactor* factors, void* const* gradients, DType dtype, const Acc* raw,
+                                const Acc* total) {
+  const int n = step.out * step.in;
+  if (step.count == 1) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += blockDim.x) store_gradient(dtype, gradients[step.first], i, total[i]);
+    return;
+  }
+  // So many lanes share an element of a factor.
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  int before = 0;
+#pragma unroll 1
+  for (int j = step.first; j < step.first + step.count; ++j) {
+    if (gradients[j] == nullptr) continue;
+    const KronFactor& own = factors[j];
+    const int size = own.out * own.in, others = n / size;
+    int lanes = 1;
+    while (lanes < 32 && lanes < others) lanes *= 2;
+    const int at_once = 32 / lanes;
+#pragma unroll 1
+    for (int first = (warp + warps - before % warps) % warps * at_once; first < size; first += warps * at_once) {
+      const int e = first + lane / lanes, row = divide(e, own.by_in), column = e - row * own.in;
+      Acc of_element = 0;
+#pragma unroll 1
+      for (int other = e < size ? lane % lanes : others; other < others; other += lanes) {
+        int rest = other, at_row = 0, at_column = 0, rows = 1, columns = 1;
+        Acc product = 1;
+#pragma unroll 1
+        for (int l = step.first + step.count - 1; l >= step.first; --l) {
+          const KronFactor& f = factors[l];
+          int o = row, k = column;
+          if (l != j) {
+            const int above = divide(rest, f.by_out);
+            o = rest - above * f.out;
+            rest = divide(above, f.by_in);
+            k = above - rest * f.in;
+            product *= raw[f.raw + o * f.in + k];
+          }
+          at_row += o * rows;
+          at_column += k * columns;
+          rows *= f.out;
+          columns *= f.in;
+        }
+        of_element += product * total[at_row * step.in + at_column];
+      }
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) {
+        const Acc more = __shfl_xor_sync(~0u, of_element, distance);
+        if (distance < lanes) of_element += more;
+      }
+      if (e < size && lane % lanes == 0) store_gradient(dtype, gradients[j], e, of_element);
+    }
+    before += (size + at_once - 1) / at_once;
+  }
+}
+
+// The end of a launch whose blocks are a cluster, or only one: each adds up the gradients of some steps, in their order.
+template <class Acc>
+__device__ void add_up(const KronFibersBwdParams& p, Acc* shared) {
+  const KronFibersChain& chain = p.chain;
+  Acc *const found = shared + p.found, *const raw = shared + p.raw, *const total = gridDim.x > 1 ? shared + p.total : found;
+  const int threads = blockDim.x, warps = threads / 32;
+  const bool has_tile = blockIdx.x < chain.tiles;
+  auto each_step = [&](auto&& visit) {
+#pragma unroll 1
+    for (int s = blockIdx.x; s < chain.steps; s += gridDim.x) {
+      if (p.wanted >> s & 1) visit(chain.step[s]);
+    }
+  };
+#pragma unroll 1
+  for (int i = threadIdx.x; i < chain.sums; i += threads) {
+    Acc sum = 0;
+#pragma unroll 4
+    for (int warp = 0; warp < warps && has_tile; ++warp) sum += found[warp * chain.sums + i];
+    found[i] = sum;
+  }
+  each_step([&](const KronFibersStep& step) {
+    const RawFactors<Acc> elements(step, chain.factors, chain.dtype);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < elements.count; i += threads) raw[elements.at + i] = elements.load(i);
+  });
+  if (gridDim.x > 1) {
+    cluster_barrier();
+    each_step([&](const KronFibersStep& step) {
+#pragma unroll 1
+      for (int i = step.sums + threadIdx.x; i < step.sums + step.out * step.in; i += threads) {
+        Acc sum = 0;
+#pragma unroll 4
+        for (int block = 0; block < gridDim.x; ++block) sum += load_remote(found + i, block);
+        total[i] = sum;
+      }
+    });
+    cluster_barrier();  // a block that ended would take its sums with it
+  } else {
+    __syncthreads();
+  }
+  each_step(
+      [&](const KronFibersStep& step) { store_gradients(step, chain.factors, p.gradients, chain.dtype, raw, total + step.sums); });
 }
 
 template <class Acc>
@@ -118,31 +260,26 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
   Acc* const found = shared + p.found;
   Acc* const mine = found + threadIdx.x / 32 * chain.sums;
   const int threads = blockDim.x, warps = threads / 32;
-  int i = threadIdx.x;
-  const FibersWeight<Acc> place(chain, i);
+  FibersWeight<Acc> weight(chain, threadIdx.x);
   wait_in_turn();
-  const Acc weight = place.value();  // on its way together with the first tile
+  weight.load();  // on its way together with the first tile
 #pragma unroll 1
   for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {
     const FibersTile tile(chain, index);
-    load_samples(chain, p.x, tile, shared + chain.step[0].state);
-    load_samples(chain, p.dy, tile, shared + p.gradient);
+    load_samples<Acc, 2>(chain, {&p.x, &p.dy}, tile, {shared + chain.step[0].state, shared + p.gradient});
     if (index == blockIdx.x) {
-      if (i < chain.weights) {
-        shared[i] = weight;
-        while ((i += threads) < chain.weights) shared[i] = FibersWeight<Acc>(chain, i).value();
-      }
+      store_weights(chain, weight, shared);
 #pragma unroll 1
-      for (i = threadIdx.x; i < warps * chain.sums; i += threads) found[i] = 0;
+      for (int i = threadIdx.x; i < warps * chain.sums; i += threads) found[i] = 0;
       __syncthreads();
 #pragma unroll 1
       for (int s = 0; s < chain.steps; ++s) {
         const KronFibersStep& step = chain.step[s];
-        const int pitch = fibers_pitch(step.out, step.in), pitch_transposed = fibers_pitch(step.in, step.out);
+        const KronFibersMatrix &weight = step.weight, &to = step.transposed;
 #pragma unroll 1
-        for (i = threadIdx.x; i < fibers_weight(step.in, step.out); i += threads) {
-          const int row = i / pitch_transposed, column = i - row * pitch_transposed;
-          shared[step.transposed + i] = row < step.in && column < step.out ? shared[step.weight + column * pitch + row] : Acc(0);
+        for (int i = threadIdx.x; i < to.count; i += threads) {
+          const int row = divide(i, to.by_pitch), column = i - row * to.pitch;
+          shared[to.at + i] = row < step.in && column < step.out ? shared[weight.at + column * weight.pitch + row] : Acc(0);
         }
       }
     }
@@ -162,7 +299,7 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
       }
       const bool wanted = p.wanted >> s & 1, goes_on = p.dx.rows.data != nullptr || (p.wanted & ((1 << s) - 1)) != 0;
       Acc* const sums = mine + step.sums;
-      switch (fibers_class(step.in, step.out)) {
+      switch (step.transposed.size) {
         case 2: back_small<Acc, 2>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
         case 3: back_small<Acc, 3>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
         case 4: back_small<Acc, 4>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
@@ -192,9 +329,10 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
     if (index + gridDim.x < chain.tiles) __syncthreads();
   }
   launch_dependents();
+  if (p.together) return add_up(p, shared);
   Acc* const partial = static_cast<Acc*>(p.partial) + static_cast<long long>(blockIdx.x) * chain.sums;
 #pragma unroll 1
-  for (i = threadIdx.x; i < chain.sums; i += threads) {
+  for (int i = threadIdx.x; i < chain.sums; i += threads) {
     Acc sum = 0;
 #pragma unroll 4
     for (int warp = 0; warp < warps; ++warp) sum += found[warp * chain.sums + i];
@@ -203,22 +341,15 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
 }
 
 template <class Acc>
-__device__ void store_gradient(const KronFibersSum& p, int factor, int i, Acc v) {
-  with_dtype<Acc>(p.dtype, [&](auto element) {
-    using T = decltype(element);
-    static_cast<T*>(p.gradient[factor])[i] = convert<T>(v);
-  });
-}
-
-// The gradient of one step from what the blocks found, and those of its factors: dWj = the sum over all that Wj does not have of
-// the product's gradient times the other factors.
-template <class Acc>
 __device__ void kron_fibers_sum(const KronFibersSum& p) {
   constexpr int kMost = kFibersMost * kFibersMost;
-  __shared__ Acc parts[1024], total[kMost];
+  __shared__ Acc parts[1024], total[kMost], raw[kMost + kFibersMerged];
   const auto& step = p.step[blockIdx.x];
   const int n = step.out * step.in, shares = blockDim.x / n, share = threadIdx.x / n, element = threadIdx.x - share * n;
+  const RawFactors<Acc> elements(step, p.factors, p.dtype);
   wait_for_previous();
+  // On its way together with the sums.
+  const Acc own = threadIdx.x < elements.count ? elements.load(threadIdx.x) : Acc(0);
   const Acc* const partial = static_cast<const Acc*>(p.partial) + step.sums + element;
   Acc sum = 0;
   if (share < shares) {
@@ -226,55 +357,17 @@ __device__ void kron_fibers_sum(const KronFibersSum& p) {
     for (long long block = share; block < p.blocks; block += shares) sum += partial[block * p.sums];
   }
   parts[threadIdx.x] = sum;
+  if (threadIdx.x < elements.count) raw[threadIdx.x] = own;
+  for (int i = threadIdx.x + blockDim.x; i < elements.count; i += blockDim.x) raw[i] = elements.load(i);
   __syncthreads();
   if (threadIdx.x < n) {
     sum = 0;
 #pragma unroll 4
     for (int s = 0; s < shares; ++s) sum += parts[s * n + threadIdx.x];
     total[threadIdx.x] = sum;
-    if (step.count == 1) store_gradient(p, step.first, threadIdx.x, sum);
   }
-  if (step.count == 1) return;
   __syncthreads();
-  // A warp has an element of a factor.
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  int before = 0;
-#pragma unroll 1
-  for (int j = step.first; j < step.first + step.count; ++j) {
-    const KronFactor& own = p.factors[j];
-    const int size = own.out * own.in, others = n / size;
-#pragma unroll 1
-    for (int e = (threadIdx.x / 32 + warps - before % warps) % warps; e < size && p.gradient[j]; e += warps) {
-      const int row = e / own.in, column = e - row * own.in;
-      Acc of_element = 0;
-#pragma unroll 1
-      for (int other = lane; other < others; other += 32) {
-        int rest = other, at_row = 0, at_column = 0, rows = 1, columns = 1;
-        Acc product = 1;
-#pragma unroll 1
-        for (int l = step.first + step.count - 1; l >= step.first; --l) {
-          const KronFactor& f = p.factors[l];
-          int o = row, k = column;
-          if (l != j) {
-            o = rest % f.out;
-            rest /= f.out;
-            k = rest % f.in;
-            rest /= f.in;
-            product *= load_element<Acc>(p.dtype, f.data, o * f.row_stride + k * f.column_stride);
-          }
-          at_row += o * rows;
-          at_column += k * columns;
-          rows *= f.out;
-          columns *= f.in;
-        }
-        of_element += product * total[at_row * step.in + at_column];
-      }
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) of_element += __shfl_xor_sync(~0u, of_element, distance);
-      if (lane == 0) store_gradient(p, j, e, of_element);
-    }
-    before += size;
-  }
+  store_gradients(step, p.factors, p.gradient, p.dtype, raw, total);
 }
 
 }  // namespace cuops

@@ -97,24 +97,6 @@ struct ProductPart {
   }
 };
 
-template <class Acc>
-__device__ Pack<Acc, 4> load_remote(const Acc* shared, unsigned block) {
-  Pack<Acc, 4> v = {};
-#if CUOPS_CLUSTERS
-  unsigned there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(shared)), "r"(block));
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if constexpr (sizeof(Acc) == 8) {
-      asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v.at[e]) : "r"(there + 8 * e));
-    } else {
-      asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v.at[e]) : "r"(there + 4 * e));
-    }
-  }
-#endif
-  return v;
-}
-
 // Four groups of threads share the elements of the sum, each a tile of the result, of which a thread has the elements 8 apart.
 template <class T>
 __device__ void kron_product(const KronProductParams& p) {
@@ -195,9 +177,8 @@ __device__ void kron_product(const KronProductParams& p) {
     total = {};
 #pragma unroll 2
     for (int block = 0; four < kFours && block < splits; ++block) {
-      const auto more = load_remote(found + 4 * four, block);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) total.at[e] += more.at[e];
+      for (int e = 0; e < 4; ++e) total.at[e] += load_remote(found + 4 * four + e, block);
     }
   }
   const int row = first_row + four * 4 / kProductTile, column = first_column + four * 4 % kProductTile,

@@ -7,7 +7,7 @@
 namespace cuops {
 namespace {
 
-constexpr double kStart = 5000;  // ns
+constexpr double kStart = 4300;  // ns
 constexpr double kLoad = 1000;   // cycles until a tile is there
 
 int state_of(const KronFibersLayout& layout) {
@@ -22,11 +22,11 @@ void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
   const KronFibersChain& chain = layout.chain;
   for (int s = 0; s < chain.steps; ++s) {
     const KronFibersStep& step = chain.step[s];
-    const int size = fibers_class(step.out, step.in);
+    const int size = step.weight.size;
     const bool small = size <= kFibersSmall;
     const double many = (size <= 9 ? 4 : 2) / cost->words, fibers = 1.0 * chain.samples * step.fibers;
     const double together = small ? 2 : 2 * fibers > many * cost->threads ? many : 1;
-    const double weights = small ? 0 : fibers_weight(step.out, step.in) / together, products = size * (small ? size : step.out);
+    const double weights = small ? 0 : step.weight.count / together, products = size * (small ? size : step.out);
     cost->add(fibers / 32, together, products + 3 * (step.in + step.out) + weights / 4 + 25, step.in + step.out + weights);
   }
 }
@@ -39,7 +39,7 @@ KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device) {
   group.nanoseconds = INFINITY;
   const bool is_double = problem.dtype == kFloat64;
   const KronFibersPlan plan = plan_tiles(
-      problem, device, {false, is_double ? kFibersThreadsF64 : kFibersThreads, 1, kStart, kLoad, shared_elements, add_steps});
+      problem, device, {false, is_double ? kFibersThreadsF64 : kFibersThreads, 0, 1, kStart, kLoad, shared_elements, add_steps});
   if (std::isinf(plan.nanoseconds)) return group;
   group.fused = true;
   group.tuned = is_double ? kKronFibersF64 : kKronFibers;

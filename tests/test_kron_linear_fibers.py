@@ -25,6 +25,8 @@ SQUARE = [
     [9, 9, 8],
     [15, 2],
     [16, 6, 8],
+    [2] * 10,
+    [4, 2, 2, 3],
 ]
 SIZES = [[(size, size) for size in sizes] for sizes in SQUARE] + [
     [(3, 5), (7, 2), (4, 6)],

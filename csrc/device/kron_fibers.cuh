@@ -48,23 +48,37 @@ struct FibersPiece {
   }
 };
 
-template <int kWidth, class T, class Acc>
-__device__ void load_pieces(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, Acc* state) {
+// Of each array the pieces of a thread are on their way at the same time.
+template <int kWidth, class T, class Acc, int kArrays>
+__device__ void load_pieces(const KronFibersChain& p, const KronFibersArray* const (&arrays)[kArrays], const FibersTile& tile,
+                            Acc* const (&states)[kArrays]) {
   constexpr int kBatch = 4;
-  const int pieces = tile.samples * array.runs * array.run / kWidth, threads = blockDim.x;
-#pragma unroll 1
-  for (int start = threadIdx.x; start < pieces; start += kBatch * threads) {
-    Pack<T, kWidth> v[kBatch] = {};
+  const int threads = blockDim.x;
+  int pieces[kArrays], most = 0;
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (start + b * threads >= pieces) break;
-      const FibersPiece<kWidth> piece(p, array, tile, start + b * threads);
-      if (piece.valid) v[b] = load_pack<T, kWidth>(static_cast<const T*>(array.rows.data) + piece.at);
+  for (int a = 0; a < kArrays; ++a) {
+    pieces[a] = tile.samples * arrays[a]->runs * arrays[a]->run / kWidth;
+    most = max(most, pieces[a]);
+  }
+#pragma unroll 1
+  for (int start = threadIdx.x; start < most; start += kBatch * threads) {
+    Pack<T, kWidth> v[kArrays][kBatch] = {};
+#pragma unroll
+    for (int a = 0; a < kArrays; ++a) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (start + b * threads >= pieces[a]) break;
+        const FibersPiece<kWidth> piece(p, *arrays[a], tile, start + b * threads);
+        if (piece.valid) v[a][b] = load_pack<T, kWidth>(static_cast<const T*>(arrays[a]->rows.data) + piece.at);
+      }
     }
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (start + b * threads >= pieces) break;
-      store_pack(state + kWidth * (start + b * threads), convert<Acc>(v[b]));
+    for (int a = 0; a < kArrays; ++a) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (start + b * threads >= pieces[a]) break;
+        store_pack(states[a] + kWidth * (start + b * threads), convert<Acc>(v[a][b]));
+      }
     }
   }
 }
@@ -95,13 +109,17 @@ __device__ inline bool moves_in_fours(const KronFibersArray& array, const Fibers
 }
 
 // From device memory to shared memory, and back. Columns that are not there become zeros.
-template <class Acc>
-__device__ void load_samples(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, Acc* state) {
+template <class Acc, int kArrays>
+__device__ void load_samples(const KronFibersChain& p, const KronFibersArray* const (&arrays)[kArrays], const FibersTile& tile,
+                             Acc* const (&states)[kArrays]) {
+  bool in_fours = true;
+#pragma unroll
+  for (int a = 0; a < kArrays; ++a) in_fours &= moves_in_fours(*arrays[a], tile);
   with_dtype<Acc>(p.dtype, [&](auto element) {
-    if (moves_in_fours(array, tile)) {
-      load_pieces<4, decltype(element)>(p, array, tile, state);
+    if (in_fours) {
+      load_pieces<4, decltype(element)>(p, arrays, tile, states);
     } else {
-      load_pieces<1, decltype(element)>(p, array, tile, state);
+      load_pieces<1, decltype(element)>(p, arrays, tile, states);
     }
   });
 }
@@ -118,51 +136,91 @@ __device__ void store_samples(const KronFibersChain& p, const KronFibersArray& a
   });
 }
 
-// An element of what shared memory has of the weights, zeros around each: where it is, and its value, a product of the factors'.
+// An element of what shared memory has of the weights, zeros around each: the product of elements of the factors.
 template <class Acc>
 class FibersWeight {
  public:
-  __device__ FibersWeight(const KronFibersChain& p, int i) : p_(p), exists_(i < p.weights) {
+  // Finds them, without reading what the kernel before may still write.
+  __device__ FibersWeight(const KronFibersChain& p, int i) : dtype_(p.dtype), exists_(i < p.weights), from_{} {
     if (!exists_) return;
-    while (step_ + 1 < p.steps && i >= p.step[step_ + 1].weight) ++step_;
-    const KronFibersStep& step = p.step[step_];
-    const int pitch = fibers_pitch(step.out, step.in);
-    row_ = (i - step.weight) / pitch;
-    column_ = i - step.weight - row_ * pitch;
-    exists_ = row_ < step.out && column_ < step.in;
+    int s = 0;
+    while (s + 1 < p.steps && i >= p.step[s + 1].weight.at) ++s;
+    const KronFibersStep& step = p.step[s];
+    int row = divide(i - step.weight.at, step.weight.by_pitch), column = i - step.weight.at - row * step.weight.pitch;
+    exists_ = row < step.out && column < step.in;
+#pragma unroll
+    for (int j = kFibersMerged - 1; j >= 0; --j) {
+      if (exists_ && j < step.count) {
+        const KronFactor& f = p.factors[step.first + j];
+        const int outer_row = j > 0 ? divide(row, f.by_out) : 0, outer_column = j > 0 ? divide(column, f.by_in) : 0;
+        const long long at = (row - outer_row * f.out) * f.row_stride + (column - outer_column * f.in) * f.column_stride;
+        from_[j] = static_cast<const char*>(f.data) + at * size_of(dtype_);
+        row = outer_row;
+        column = outer_column;
+      }
+      asm volatile("" : "+l"(from_[j]));
+    }
+  }
+  // Sets them on their way, as they are.
+  __device__ void load() {
+#pragma unroll
+    for (int j = 0; j < kFibersMerged; ++j) {
+      if (from_[j] == nullptr) continue;
+      if constexpr (kSame<Acc, double>) {
+        v_[j] = *static_cast<const double*>(from_[j]);
+      } else {
+        v_[j] = size_of(dtype_) == 4 ? *static_cast<const unsigned*>(from_[j]) : *static_cast<const unsigned short*>(from_[j]);
+      }
+    }
   }
   __device__ Acc value() const {
-    Acc v = exists_;
-    const KronFibersStep& step = p_.step[step_];
-    int row = row_, column = column_;
-#pragma unroll 1
-    for (int j = step.first + step.count - 1; exists_ && j >= step.first; --j) {
-      const KronFactor& f = p_.factors[j];
-      const int outer_row = j > step.first ? divide(row, f.by_out) : 0, outer_column = j > step.first ? divide(column, f.by_in) : 0;
-      const long long at = (row - outer_row * f.out) * f.row_stride + (column - outer_column * f.in) * f.column_stride;
-      v *= load_element<Acc>(p_.dtype, f.data, at);
-      row = outer_row;
-      column = outer_column;
+    Acc product = exists_;
+#pragma unroll
+    for (int j = 0; j < kFibersMerged; ++j) {
+      if (from_[j] == nullptr) continue;
+      if constexpr (kSame<Acc, double>) {
+        product *= v_[j];
+      } else {
+        product *= dtype_ == kFloat32   ? __uint_as_float(v_[j])
+                   : dtype_ == kFloat16 ? __half2float(__ushort_as_half(static_cast<unsigned short>(v_[j])))
+                                        : __uint_as_float(v_[j] << 16);
+      }
     }
-    return v;
+    return product;
   }
 
  private:
-  const KronFibersChain& p_;
+  DType dtype_;
   bool exists_;
-  int step_ = 0, row_ = 0, column_ = 0;
+  const void* from_[kFibersMerged];
+  Select<kSame<Acc, double>, double, unsigned> v_[kFibersMerged];
 };
+
+// All of them, for a block of which each thread has had the first one loaded.
+template <class Acc>
+__device__ void store_weights(const KronFibersChain& p, const FibersWeight<Acc>& first, Acc* weights) {
+  int i = threadIdx.x;
+  if (i >= p.weights) return;
+  weights[i] = first.value();
+#pragma unroll 1
+  while ((i += blockDim.x) < p.weights) {
+    FibersWeight<Acc> other(p, i);
+    other.load();
+    weights[i] = other.value();
+  }
+}
 
 // A product along an axis: of a step, or for its gradient of the transposed factor.
 struct FibersProduct {
-  int out, in, inner, weight;
+  int out, in, inner, weight, size;
   KronDivisor by_inner;
 
   __device__ FibersProduct(const KronFibersStep& s, bool transposed)
       : out(transposed ? s.in : s.out),
         in(transposed ? s.out : s.in),
         inner(s.inner),
-        weight(transposed ? s.transposed : s.weight),
+        weight(transposed ? s.transposed.at : s.weight.at),
+        size(transposed ? s.transposed.size : s.weight.size),
         by_inner(s.by_inner) {}
 };
 
@@ -323,7 +381,8 @@ __device__ void multiply_some(const FibersProduct& axis, const Acc* weights, con
 
 template <class Acc>
 __device__ void multiply_axis(const FibersProduct& axis, const Acc* weights, const Acc* from, Acc* to, int fibers) {
-  switch (fibers_class(axis.out, axis.in)) {
+  if (static_cast<int>(threadIdx.x) / 32 * 32 >= fibers) return;  // this warp has none
+  switch (axis.size) {
     case 2: return multiply_small<Acc, 2>(axis, weights, from, to, fibers);
     case 3: return multiply_small<Acc, 3>(axis, weights, from, to, fibers);
     case 4: return multiply_small<Acc, 4>(axis, weights, from, to, fibers);

@@ -75,6 +75,22 @@ __device__ inline void cluster_barrier() {
 #endif
 }
 
+// What is at this address in the shared memory of another block of the cluster.
+template <class Acc>
+__device__ Acc load_remote(const Acc* shared, unsigned block) {
+  Acc v = 0;
+#if CUOPS_CLUSTERS
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(shared)), "r"(block));
+  if constexpr (sizeof(Acc) == 8) {
+    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(there));
+  } else {
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there));
+  }
+#endif
+  return v;
+}
+
 // Adds up `count` rows of sums in the shared memory of each block of a cluster, in their order, and stores the total.
 template <class Acc, class Target>
 __device__ void add_up_shared(Acc* shared, int count, int n, const Target& target) {

@@ -14,16 +14,17 @@ from ._kron_linear_squares import two_of_a_size
 
 MANY = 1 << 21  # elements, from which on tensor cores are faster where they can be
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
+START = 3600  # nanoseconds of a prediction that other work hides
 
 
 @functools.lru_cache(4096)
-def _groups(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> list[tuple[int, int, int]]:
-    """The groups of factors: first, count, elements of scratch. None where there is no kernel."""
+def _groups(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> list[tuple[int, int, int, int]]:
+    """The groups of factors: first, count, elements of scratch, nanoseconds. None where there is no kernel."""
     groups = library().kron_linear_bwd_fibers_plan(DTYPES[dtype], rows, sizes, device)
-    return [(group[0], group[1], group[2]) for group in groups]
+    return [(group[0], group[1], group[2], group[3]) for group in groups]
 
 
-def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, int, int, int]]:
     """The groups that `backward_of_fibers` takes, or none where other ways are faster, as measured on an H200."""
     sizes = tuple(size for w in factors for size in w.shape)
     rows = x.numel() // x.shape[-1]
@@ -39,16 +40,21 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
     return _groups(x.dtype, rows, sizes, x.device.index) if use else []
 
 
+def time_of_fibers(groups: Sequence[tuple[int, int, int, int]]) -> float:
+    """The predicted nanoseconds of `backward_of_fibers` behind other work."""
+    return sum(nanoseconds for *_, nanoseconds in groups) - START
+
+
 def backward_of_fibers(
     dy: Tensor,
     x: Tensor,
     factors: Sequence[Tensor],
-    groups: Sequence[tuple[int, int, int]],
+    groups: Sequence[tuple[int, int, int, int]],
     needs_x: bool,
     needs_factors: Sequence[bool],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward` for small factors: forward again to what groups start from, then back through them."""
-    parts = [slice(first, first + count) for first, count, _ in groups]
+    parts = [slice(first, first + count) for first, count, *_ in groups]
     beyond = [math.prod(w.shape[1] for w in factors[part.stop :]) for part in parts]
     # x as the samples of each group.
     states, state = [], x.contiguous()
@@ -60,7 +66,7 @@ def backward_of_fibers(
     dy = dy.contiguous()
     needed = zip(factors, needs_factors, strict=True)
     dfactors = [w.new_empty(w.shape) if is_needed else None for w, is_needed in needed]
-    for part, inner, (_, _, scratch) in reversed(list(zip(parts, beyond, groups, strict=True))):
+    for part, inner, (_, _, scratch, _) in reversed(list(zip(parts, beyond, groups, strict=True))):
         state, needs_state = states.pop(), needs_x or any(needs_factors[: part.start])
         dstate = torch.empty_like(state) if needs_state else None
         partial = x.new_empty(scratch, dtype=torch.promote_types(x.dtype, torch.float32))

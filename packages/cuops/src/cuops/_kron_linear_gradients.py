@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._kron_linear_fibers import backward_of_fibers, groups_of_fibers
+from ._kron_linear_fibers import backward_of_fibers, groups_of_fibers, time_of_fibers
 from ._kron_linear_fused import DTYPES, apply, fused_chain, library, plan, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls_backward
-from ._kron_linear_products import are_few_products, backward_of_products
+from ._kron_linear_products import backward_of_products, time_of_products, time_of_squares
 from ._kron_linear_squares import TOGETHER, backward_of_squares, two_of_a_size, unmerge
 
 MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
@@ -76,11 +76,12 @@ def fused_backward(
     transposed = [w.mT for w in factors]
     if any(needs_factors):
         squares = two_of_a_size(x, factors)
-        few = are_few_products(x, factors, squares)
-        if not (few and len(factors) == 1) and (groups := groups_of_fibers(x, factors)):
-            return backward_of_fibers(dy, x, factors, groups, needs_x, needs_factors)
-        if few:
+        by_products = time_of_products(x, factors)
+        groups = [] if len(factors) == 1 and by_products < math.inf else groups_of_fibers(x, factors)
+        if by_products < (time_of_fibers(groups) if groups else time_of_squares(x, squares)):
             return backward_of_products(dy, x, factors, needs_x, needs_factors)
+        if groups:
+            return backward_of_fibers(dy, x, factors, groups, needs_x, needs_factors)
         if squares:
             return backward_of_squares(dy, x, factors, *squares, needs_x, needs_factors)
         if cut := _cut_before_squares(x, factors):

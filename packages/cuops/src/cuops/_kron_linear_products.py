@@ -14,11 +14,13 @@ from ._kron_linear_fused import DTYPES, apply, library
 # Predicted nanoseconds of a launch up to which nothing else is faster, as measured on an H200: by the bytes of an
 # element, without columns beyond the factor's and with them.
 MOST = {2: (10000, 17000), 4: (17000, 18000), 8: (14500, 18500)}
-START, AGAIN = 4300, 1800  # of a launch, which others hide; and the forward of a factor
+# Of these, what launches in a row share; the forward of a factor; the least of a launch, and of the last forward.
+START, AGAIN, LEAST, LAST = 4300, 1800, 2900, 1700
+SINGLES = {2: 2.5, 4: 1.3, 8: 1.3}  # times as long where elements move one by one
 # The least nanoseconds that the kernels for two factors of a size take, by the bytes of an element.
 LEAST_OF_SQUARES = {
     2: {16: 5200, 32: 6200, 64: 10400, 96: 15900, 128: 16400},
-    4: {16: 6900, 32: 10900, 64: 14100, 96: 25400, 128: 21400},
+    4: {16: 6900, 32: 10900, 64: 13500, 96: 25400, 128: 21400},
 }
 
 
@@ -36,13 +38,25 @@ def _times(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], de
     return times
 
 
-def are_few_products(x: Tensor, factors: Sequence[Tensor], squares: tuple[int, int] | None) -> bool:
-    """Whether `backward_of_products` takes less time than GEMMs, and than what `two_of_a_size` found."""
+@functools.lru_cache(4096)
+def _nanoseconds(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int) -> float:
+    times = _times(dtype, rows, sizes, device)
+    n = len(times)
+    if n == 0:
+        return math.inf
+    singles = SINGLES[dtype.itemsize] if any(size % 4 for pair in sizes for size in pair) else 1
+    return singles * max(sum(times) - START * n + AGAIN * (n - 1), LEAST * n - LAST)
+
+
+def time_of_products(x: Tensor, factors: Sequence[Tensor]) -> float:
+    """The predicted nanoseconds of `backward_of_products` behind other work; infinite where other ways are faster."""
     sizes = tuple(tuple(w.shape) for w in factors)
-    times = _times(x.dtype, x.numel() // x.shape[-1], sizes, x.device.index)
-    if squares is None or not times:
-        return bool(times)
-    return sum(times) - START * len(times) + AGAIN * (len(times) - 1) < LEAST_OF_SQUARES[x.element_size()][squares[1]]
+    return _nanoseconds(x.dtype, x.numel() // x.shape[-1], sizes, x.device.index)
+
+
+def time_of_squares(x: Tensor, squares: tuple[int, int] | None) -> float:
+    """The same of the kernels for what `two_of_a_size` found."""
+    return LEAST_OF_SQUARES[x.element_size()][squares[1]] if squares else math.inf
 
 
 def backward_of_products(
