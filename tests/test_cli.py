@@ -120,6 +120,15 @@ def test_leaving_out_what_is_no_implementation_names_those_that_are(command, cap
     assert shown.out == ""
 
 
+@pytest.mark.parametrize("command", ["check", "profile", "bench"])
+def test_leaving_out_every_implementation_is_refused(command, capsys):
+    everything = [f"--without={name}" for name in ("cuops", "loop", "transposed", "torch.compile", "FastKron")]
+    assert main([command, "kron", "--device", "cpu", *everything, "--", "4", "8", "8"]) == 1
+    shown = capsys.readouterr()
+    assert "--without: expected an implementation to be left" in shown.err
+    assert shown.out == ""
+
+
 def test_results_want_a_folder(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path / "file"), "--", "4", "64"]) == 1

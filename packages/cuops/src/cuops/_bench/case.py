@@ -55,7 +55,7 @@ def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
-    """The implementations that are installed and run on `device`, by name, each ready to be called."""
+    """The implementations that are installed and run on `device`, by name, each ready to be called; at least one."""
     module = Case(operator, "", (), torch.float32).module
     leave_out = [module.ALIASES.get(name, name) for name in leave_out]
     found = {}
@@ -66,6 +66,8 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
             found[name] = load()
         except ImportError:
             continue
+    if not found:
+        raise ValueError("--without: expected an implementation to be left")
     return found
 
 
