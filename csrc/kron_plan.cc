@@ -6,12 +6,16 @@
 namespace cuops {
 namespace {
 
-constexpr double kLaunch = 2500;   // ns
-constexpr double kOverlap = 3400;  // ns that two kernels in a row share: the second starts while the first one ends
-constexpr double kBatch = 580;     // ns of a multiprocessor
-constexpr double kDepth = 7;       // ns of an element of a sum, of a batch of small products
-constexpr int kFew = 32;           // columns beyond a factor's own, from which on products are batched
-constexpr double kMerge = 3500;    // ns of a launch that multiplies two factors out
+constexpr double kLaunch = 2500;  // ns
+// ns that two kernels in a row share, as the second starts while the first one ends; of 16 bits, where GEMMs in a row share some
+// too.
+constexpr double kOverlap = 3400, kOverlapHalves = 3000;
+constexpr double kBatch = 580;                       // ns of a multiprocessor
+constexpr double kDepth = 7;                         // ns of an element of a sum, of a batch of small products
+constexpr int kFew = 32;                             // columns beyond a factor's own, from which on products are batched
+constexpr double kMerge = 2500;                      // ns of a launch that multiplies two factors out
+constexpr double kMergedMargin = 1.15;               // by which that must be faster
+constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
@@ -112,14 +116,15 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
             static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
           candidates.push_back(plan_gemm(merged, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
           candidates.back().count = 2;
-          candidates.back().nanoseconds += kMerge;
+          candidates.back().nanoseconds = kMergedMargin * (candidates.back().nanoseconds + kMerge);
         }
       }
       for (KronGroup& group : candidates) {
         // apply_along() rearranges the state before and after.
         if (!group.fused && part.inner > 1 && part.inner < kFew)
-          group.nanoseconds += 2 * (kLaunch + group.bytes / 31 / device.multiprocessors);
-        if (group.fused && end < n && best[end][0].fused) group.nanoseconds -= kOverlap;
+          group.nanoseconds += 2 * (kRearrange + group.bytes / 31 / device.multiprocessors);
+        if (group.fused && end < n && best[end][0].fused)
+          group.nanoseconds -= size_of(problem.dtype) == 2 ? kOverlapHalves : kOverlap;
         if (!(group.nanoseconds + cost[end] < cost[i])) continue;
         cost[i] = group.nanoseconds + cost[end];
         group.first = i;
