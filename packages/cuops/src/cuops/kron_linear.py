@@ -87,14 +87,14 @@ def _check(x: Any, factors: Sequence[Any], bias: Any) -> None:
         raise ValueError(f"bias: expected shape ({math.prod(outs)},), got {tuple(bias.shape)}")
 
 
-def _is_one_launch(x: Any, factors: Sequence[Any], device: int) -> bool:
-    """Whether one fused kernel takes all factors, on that GPU."""
+def _is_fused(x: Any, factors: Sequence[Any], device: int) -> bool:
+    """Whether fused kernels take less time than GEMMs, on that GPU."""
     if 0 in x.shape or any(0 in w.shape for w in factors):
         return False
     rows, sizes = math.prod(x.shape[:-1]), [int(size) for w in factors for size in w.shape]
     dtype = _arguments.DTYPES.index(_arguments.dtype_name(x.dtype))
     plan = _backend.library().kron_linear_plan(dtype, rows, sizes, 1, False, device)
-    return len(plan) == 1 and plan[0][2] == FUSED
+    return all(group[2] == FUSED for group in plan)
 
 
 def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:
@@ -119,12 +119,15 @@ def _fwd_dlpack(x: Any, factors: Sequence[Any], bias: Any) -> Any:
     if not _dlpack.on_cuda(x):
         raise TypeError(f"x: expected a torch.Tensor, a numpy.ndarray or a CUDA array, got a {type(x).__qualname__}")
     shape = (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
-    if _is_one_launch(x, factors, x.__dlpack_device__()[1]):
+    if _is_fused(x, factors, x.__dlpack_device__()[1]):
         y = _dlpack.empty(shape, _arguments.dtype_name(x.dtype), x)
         views = [_dlpack.view(a) for a in (x, *factors)]
         given = None if bias is None else _dlpack.view(bias)
-        _backend.library().kron_linear_fwd(y, views[0], views[1:], 1, given, False)
-        return _dlpack.give_back(y, x)
+        try:
+            _backend.library().kron_linear_fwd(y, views[0], views[1:], 1, given, False)
+            return _dlpack.give_back(y, x)
+        except ValueError:  # all else is checked: the factors are too large for one kernel
+            pass
     namespace = _dlpack.namespace(x)
     exact = {"precision": "highest"} if namespace.__name__ == "jax.numpy" else {}  # or JAX takes TF32
     state = x.reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
