@@ -190,6 +190,13 @@ constexpr int half_units(int size) {
 }
 constexpr int kHalfCubeUnits = half_units(32) + 32 * 32 / 4 + 32 * kHalfPitch;
 
+// kron_linear_double.cu: teams of warps of a block, warps of a team, and bytes of shared memory, for a tile of one of its sizes:
+// the second factor, and two matrices of each team.
+constexpr int double_teams(int size) { return size == 16 ? 24 : size <= 32 ? 8 : size == 48 ? 4 : 2; }
+constexpr int double_warps(int size) { return (size + 15) / 16; }
+constexpr int double_bytes(int size) { return (1 + 2 * double_teams(size)) * size * (size * 8 + 32); }
+
+// Of kron_linear_half.cu and kron_linear_double.cu.
 struct KronHalfParams {
   Rows x, y;  // of a sample
   const void* bias;

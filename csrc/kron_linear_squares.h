@@ -10,14 +10,14 @@ constexpr int kFirstGradient = 1, kSecondGradient = 2, kInputGradient = 4;
 struct KronSquaresParams {
   const void *x, *dy, *first, *second;  // (rows, in[0], in[1]), (rows, out[0], out[1]), and the factors, (out, in) each
   void* dx;
-  float* partial;  // (blocks, gradients of factors, size, size), in the order of registers
+  void* partial;  // (blocks, gradients of factors, size, size); in the order of registers, but in float64
   long long rows;
   int wanted, out[2], in[2];
 };
 static_assert(sizeof(KronSquaresParams) == 80, "host and device must agree on the layout");
 
 struct KronSquaresSum {
-  const float* partial;
+  const void* partial;
   void* gradient[2];
   int blocks, size, gradients, out[2], in[2];  // out, in: of each gradient
   DType dtype[2];

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kUnitsBefore = 16;  // kAt of kron_linear_squares_bwd.cu
 
-// An instance of kron_linear_squares_bwd.cu.
+// An instance of kron_linear_squares_bwd.cu or kron_linear_squares_bwd_f64.cu.
 struct SquaresKernel {
   DType dtype;
   int size, teams, buffers;
@@ -22,22 +22,26 @@ struct SquaresKernel {
   Kernel kernel;
 
   int shared_bytes() const {
+    if (dtype == kFloat64) return size * (size * 8 + 32) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
     return 16 * (kUnitsBefore + tile * ((split ? 1 : 2) + 2 * teams * buffers));
   }
+  unsigned threads() const { return static_cast<unsigned>(teams * (dtype == kFloat64 ? 96 * ((size + 15) / 16) : 2 * size)); }
 };
 
 SquaresKernel* find_kernel(DType dtype, std::int64_t size, const Hardware& hw) {
-  static const char* const op = "kron_linear_squares_bwd";
+  static const char *const op = "kron_linear_squares_bwd", *const op_f64 = "kron_linear_squares_bwd_f64";
   static SquaresKernel kernels[] = {
-      {kFloat32, 16, 16, 2, false, {op, "kron_squares_16_f32"}},   {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},
-      {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},    {kFloat32, 96, 1, 2, false, {op, "kron_squares_96_f32"}},
-      {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},   {kFloat16, 16, 24, 2, false, {op, "kron_squares_16_f16"}},
-      {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},    {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},
-      {kFloat16, 96, 2, 2, false, {op, "kron_squares_96_f16"}},    {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},
-      {kBFloat16, 16, 24, 2, false, {op, "kron_squares_16_bf16"}}, {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},
-      {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},  {kBFloat16, 96, 2, 2, false, {op, "kron_squares_96_bf16"}},
-      {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
+      {kFloat64, 16, 8, 2, false, {op_f64, "kron_squares_16_f64"}}, {kFloat64, 24, 3, 2, false, {op_f64, "kron_squares_24_f64"}},
+      {kFloat64, 32, 3, 2, false, {op_f64, "kron_squares_32_f64"}}, {kFloat64, 48, 1, 2, false, {op_f64, "kron_squares_48_f64"}},
+      {kFloat64, 64, 1, 2, false, {op_f64, "kron_squares_64_f64"}}, {kFloat32, 16, 16, 2, false, {op, "kron_squares_16_f32"}},
+      {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},     {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},
+      {kFloat32, 96, 1, 2, false, {op, "kron_squares_96_f32"}},     {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},
+      {kFloat16, 16, 24, 2, false, {op, "kron_squares_16_f16"}},    {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},
+      {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},     {kFloat16, 96, 2, 2, false, {op, "kron_squares_96_f16"}},
+      {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},   {kBFloat16, 16, 24, 2, false, {op, "kron_squares_16_bf16"}},
+      {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},   {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},
+      {kBFloat16, 96, 2, 2, false, {op, "kron_squares_96_bf16"}},   {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
   for (SquaresKernel& k : kernels)
     if (k.dtype == dtype && k.size == size && k.shared_bytes() <= hw.shared_bytes - 1024) return &k;
@@ -51,7 +55,8 @@ int count_of(int gradients) { return (gradients & 1) + (gradients >> 1 & 1) + (g
 // How many blocks work on each gradient.
 std::int64_t blocks_of(const SquaresKernel& k, std::int64_t rows, int wanted, const Hardware& hw) {
   const std::int64_t most = hw.multiprocessors / (k.split ? count_of(wanted) : 1);
-  return std::min<std::int64_t>((rows + k.teams - 1) / k.teams, std::max<std::int64_t>(1, most));
+  const std::int64_t least = k.dtype == kFloat64 ? 1 : k.teams;  // samples of a block
+  return std::min<std::int64_t>((rows + least - 1) / least, std::max<std::int64_t>(1, most));
 }
 
 void expect_aligned(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows, std::int64_t columns) {
@@ -72,12 +77,12 @@ int64_t kron_linear_bwd_squares_blocks(int64_t dtype, int64_t rows, int64_t size
 
 // The gradients of y = x kron(factors[0], factors[1])^T: those of the factors in `dfactors` and that of x in dx, each where
 // `wanted` says so. `size` is that of a kernel, and no factor is larger; rows of the second factor are whole vectors. x and dy are
-// (rows, columns); `partial` is scratch, float32, of kron_linear_bwd_squares_blocks matrices of size^2 for each gradient of a
-// factor. `dfactors` may be float32 for 16 bits.
+// (rows, columns); `partial` is scratch in the dtype of sums, of kron_linear_bwd_squares_blocks matrices of size^2 for each
+// gradient of a factor. `dfactors` may be float32 for 16 bits.
 void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
                              TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
-  const DType dtype = dtype_of(x, "x");
+  const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
   const int of_factors = count_of(static_cast<int>(wanted & 3)), width = 16 / size_of(dtype);
   if (wanted < 1 || wanted > 7 || static_cast<int>(dfactors.size()) != of_factors || dx.has_value() != (wanted >> 2 == 1))
     raise("ValueError", "wanted: expected 1 to 7, and an array for each gradient");
@@ -111,27 +116,28 @@ void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
     const TensorView dw(dfactors[i]);
     const int which = i == 1 || (wanted & 1) == 0;
     sum.dtype[i] = dtype_of(dw, "dfactors");
-    sum.transposed[i] = which == 1;
+    sum.transposed[i] = which == 1 && sums == kFloat32;
     sum.out[i] = p.out[which];
     sum.in[i] = p.in[which];
-    expect_aligned(dw, "dfactors", sum.dtype[i] == kFloat32 ? kFloat32 : dtype, x.device(), sum.out[i], sum.in[i]);
+    expect_aligned(dw, "dfactors", sum.dtype[i] == sums ? sums : dtype, x.device(), sum.out[i], sum.in[i]);
     sum.gradient[i] = data_of(dw);
   }
   if (of_factors > 0) {
-    expect_aligned(partial, "partial", kFloat32, x.device(), partial.size(0), n);
+    expect_aligned(partial, "partial", sums, x.device(), partial.size(0), n);
     if (partial.size(0) < blocks * of_factors) raise("ValueError", "partial: too few matrices");
-    p.partial = reinterpret_cast<float*>(data_of(partial));
+    p.partial = data_of(partial);
     sum.partial = p.partial;
   }
-  static Kernel sum_kernel{"kron_linear_squares_bwd", "kron_squares_sum"};
+  static Kernel sum_kernels[] = {{"kron_linear_squares_bwd_f64", "kron_squares_sum_f64"},
+                                 {"kron_linear_squares_bwd", "kron_squares_sum"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  const unsigned shares = k->split ? count_of(static_cast<int>(wanted)) : 1, threads = static_cast<unsigned>(2 * size * k->teams);
+  const unsigned shares = k->split ? count_of(static_cast<int>(wanted)) : 1;
   launch(k->kernel, device, stream,
-         {static_cast<unsigned>(blocks) * shares, threads, 1, 1, static_cast<unsigned>(k->shared_bytes()), true}, &p);
-  LaunchShape sum_shape{static_cast<unsigned>(n / 32 * of_factors), 512};
+         {static_cast<unsigned>(blocks) * shares, k->threads(), 1, 1, static_cast<unsigned>(k->shared_bytes()), true}, &p);
+  LaunchShape sum_shape{static_cast<unsigned>(n / (sums == kFloat64 ? 16 : 32) * of_factors), 512};
   sum_shape.overlaps = true;
-  if (of_factors > 0) launch(sum_kernel, device, stream, sum_shape, &sum);
+  if (of_factors > 0) launch(sum_kernels[sums != kFloat64], device, stream, sum_shape, &sum);
 }
 
 }  // namespace cuops

@@ -151,7 +151,7 @@ __device__ void squares(const KronSquaresParams& p) {
     const int place = kM == 2 ? (own + which) * 32 + lane : thread;
     const int power = S::kPairs ? exponents[role == 0] - 27 + S::kLog : 0;
     const float scale = power_of(power / 2), rest = power_of(power - power / 2);
-    float4* const to = reinterpret_cast<float4*>(p.partial) +
+    float4* const to = static_cast<float4*>(p.partial) +
                        (static_cast<long long>(block) * number + (role == 1 && p.wanted & kFirstGradient)) * (kElements / 4) +
                        place;
     if (kTeams > 1) {
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(512) kron_squares_sum(const __grid_
   using namespace cuops;
   __shared__ float shared[16][32];
   const int n = p.size * p.size, column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const float4* const from = reinterpret_cast<const float4*>(p.partial) + blockIdx.x * 8 + column;
+  const float4* const from = static_cast<const float4*>(p.partial) + blockIdx.x * 8 + column;
   const long long stride = static_cast<long long>(n / 4) * p.gradients;
   wait_for_previous();
   float4 v = {};

@@ -80,7 +80,7 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   if (!problem.aligned) return best;
   for (KronGroup& group : std::vector<KronGroup>{
            plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device), plan_direct(problem, device),
-           plan_half(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
+           plan_half(problem, device), plan_double(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
     if (group.nanoseconds < best.nanoseconds) best = std::move(group);
   return best;
 }
@@ -103,7 +103,9 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
       part.sizes.assign(problem.sizes.begin() + i, problem.sizes.begin() + end);
       part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
       std::vector<KronGroup> candidates = {plan_group(part, device)};
-      if (end == i + 1 && (!candidates[0].fused || candidates[0].tuned == kKronProduct)) {
+      const KronKernel tuned = candidates[0].tuned;
+      const bool slow = !candidates[0].fused || (tuned == kKronGeneral && problem.dtype == kFloat64);
+      if (end == i + 1 && (slow || tuned == kKronProduct)) {
         candidates.push_back(plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
         if (candidates[0].fused && end == n) candidates[1].nanoseconds += kLaunch;  // as that of a fused kernel has it
       }

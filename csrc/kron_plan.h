@@ -60,6 +60,11 @@ enum KronKernel {
   kKronBFloat32,
   kKronBFloat64,
   kKronBFloatCube,
+  kKronDouble16,  // and those after it: plan_double's
+  kKronDouble24,
+  kKronDouble32,
+  kKronDouble48,
+  kKronDouble64,
   kKronWide64,  // and those after it: plan_wide's
   kKronWide64Half,
   kKronWide64BFloat,
@@ -129,6 +134,7 @@ KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_double(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);

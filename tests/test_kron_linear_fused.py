@@ -23,6 +23,13 @@ TWO_OF_64 = [[(64, 64)] * 2, [(35, 40), (56, 48)], [(8, 64), (64, 8)]]
 OF_16_BITS = [[(32, 32)] * 2, *TWO_OF_64, [(31, 20), (16, 24)], [(32, 32)] * 3, [(28, 12), (25, 24), (24, 16)]]
 TWO_OF_128 = [[(128, 128)] * 2, [(101, 86), (66, 128)], [(96, 96), (100, 56)], [(3, 128), (128, 8)]]
 TWO = [*TWO_OF_64, *TWO_OF_128, [(35, 40), (50, 48)], [(5, 64), (64, 8)]]
+TWO_OF_FLOAT64 = [[(size, size)] * 2 for size in (16, 24, 32, 48, 64)] + [
+    [(13, 9), (10, 16)],
+    [(21, 18), (24, 10)],
+    [(31, 17), (26, 32)],
+    [(35, 40), (48, 34)],
+    [(5, 64), (64, 8)],
+]
 
 
 def distance(got, want):
@@ -172,10 +179,16 @@ def test_any_batch_with_a_bias(rows, sizes):
 
 
 @gpu
-@pytest.mark.parametrize("rows", [30, 67, 150])
+@pytest.mark.parametrize("rows", [1, 30, 67, 150, 1100])
 @pytest.mark.parametrize(
     "sizes",
-    [[(32, 32)] * 3, [(30, 31), (29, 32), (32, 28)], [(16, 32), (32, 32), (18, 32)], [(17, 9), (5, 30), (26, 24)]],
+    [
+        *TWO_OF_FLOAT64,
+        [(32, 32)] * 3,
+        [(30, 31), (29, 32), (32, 28)],
+        [(16, 32), (32, 32), (18, 32)],
+        [(17, 9), (5, 30), (26, 24)],
+    ],
 )
 def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
     x, factors = random((rows, columns_of(sizes)), torch.float64), factors_of(sizes, torch.float64)
@@ -302,19 +315,30 @@ def test_tf32_rounds_x_factors_and_what_lies_between(sizes, rows):
 @gpu
 @pytest.mark.parametrize("rows", [1, 133, 600])
 @pytest.mark.parametrize(
-    ("dtype", "allow_tf32"),
-    [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
+    ("dtype", "allow_tf32", "sizes"),
+    [
+        (dtype, allow_tf32, sizes)
+        for dtype, allow_tf32 in [
+            (torch.float32, False),
+            (torch.float32, True),
+            (torch.float16, False),
+            (torch.bfloat16, False),
+        ]
+        for sizes in TWO
+    ]
+    + [(torch.float64, False, sizes) for sizes in TWO_OF_FLOAT64],
 )
-@pytest.mark.parametrize("sizes", TWO)
 def test_one_kernel_reads_views_of_two_factors_and_of_rows(sizes, dtype, allow_tf32, rows):
     columns, outputs = columns_of(sizes), math.prod(o for o, _ in sizes)
     x = random((rows, columns + 24), dtype)[:, 8:-16]
     factors = factors_of(sizes, dtype)
-    want = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    from cuops._kron_linear_gemm import chain_of_matmuls
+
+    want = chain_of_matmuls(x.double(), [w.double() for w in factors], None)
     if allow_tf32:  # four roundings, as above; a few results may all happen to be small
         allowed = 3**0.5 * 2**-11 * (1 if outputs > 100 else 2)
     else:
-        allowed = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps / 3**0.5
+        allowed = {torch.float32: 1e-6, torch.float64: 1e-15}.get(dtype, torch.finfo(dtype).eps / 3**0.5)
     transposed = [w.mT.contiguous().mT for w in factors]
     parts = [torch.cat([w, w], 1)[:, : w.shape[1]] for w in factors]
     for given in (factors, transposed, parts):
@@ -329,6 +353,8 @@ def test_one_kernel_reads_views_of_two_factors_and_of_rows(sizes, dtype, allow_t
 @pytest.mark.parametrize(
     ("size", "dtype"),
     [
+        (32, torch.float64),
+        (64, torch.float64),
         (32, torch.float32),
         (64, torch.float32),
         (32, torch.float16),

@@ -147,6 +147,12 @@ def measured_microseconds(call):
         (66, [32] * 3, torch.float64),
         (1024, [24] * 3, torch.float64),
         (4096, [16] * 3, torch.float64),
+        (1024, [16] * 2, torch.float64),
+        (8192, [24] * 2, torch.float64),
+        (128, [32] * 2, torch.float64),
+        (1024, [48] * 2, torch.float64),
+        (8192, [64] * 2, torch.float64),
+        (16, [64] * 3, torch.float64),
     ],
 )
 def test_a_plan_predicts_the_time_within_a_factor_of_1_5(rows, sizes, dtype):

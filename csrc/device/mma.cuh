@@ -67,6 +67,15 @@ __device__ inline void copy_or_zero(char* to, const void* from, bool valid) {
 #endif
 }
 
+// Copies 8 bytes to shared memory.
+__device__ inline void copy_8(char* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+  *reinterpret_cast<uint2*>(to) = *static_cast<const uint2*>(from);
+#endif
+}
+
 // Two float32 as the sums of two 16-bit numbers each, to twice the precision.
 template <class Half>
 __device__ void split(float a, float b, unsigned& high, unsigned& low) {

@@ -13,7 +13,11 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
 from ._kron_linear_gemm import product_of
 
-SQUARES = 16, 32, 64, 96, 128  # sizes of the kernels' tiles
+SQUARES = {  # sizes of the kernels' tiles, by the bytes of an element
+    2: (16, 32, 64, 96, 128),
+    4: (16, 32, 64, 96, 128),
+    8: (16, 24, 32, 48, 64),
+}
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
@@ -28,7 +32,7 @@ def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, int] | Non
 
     Where they fill enough of it: what is missing counts as zeros.
     """
-    if x.dtype == torch.float64 or tf32_allowed(x):
+    if tf32_allowed(x):
         return None
     sizes = tuple(tuple(w.shape) for w in factors)
     return _two_of_a_size(x.dtype, x.numel() // math.prod(i for _, i in sizes), sizes, x.device.index)
@@ -39,11 +43,12 @@ def _two_of_a_size(
     dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int
 ) -> tuple[int, int] | None:
     width, best, found = VECTOR // dtype.itemsize, 0.0, None
+    tiles = SQUARES[dtype.itemsize]
     for cut in range(max(1, len(sizes) - TOGETHER), min(len(sizes) - 1, TOGETHER) + 1):
         (o, i), (p, j) = ([math.prod(s[d] for s in group) for d in (0, 1)] for group in (sizes[:cut], sizes[cut:]))
-        size = next((size for size in SQUARES if size >= max(o, i, p, j)), 0)
+        size = next((size for size in tiles if size >= max(o, i, p, j)), 0)
         fill = max(o * p, i * j) / size**2 if size and p % width == j % width == 0 else 0.0
-        if fill > best and fill >= (FILLED if size == SQUARES[-1] else PARTLY_FILLED):
+        if fill > best and fill >= (FILLED if size == tiles[-1] else PARTLY_FILLED):
             best, found = fill, (cut, size)
     return found if found and _square_blocks(dtype, rows, found[1], 1, device) else None
 
@@ -63,14 +68,15 @@ def backward_of_squares(
     pair = [in_place(product_of(factors[group]).contiguous()) for group in groups]
     needed = [group for group in groups if any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
+    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
     dw = [
-        x.new_empty(pair[k].shape, dtype=torch.float32 if len(factors[group]) > 1 else x.dtype)
+        x.new_empty(pair[k].shape, dtype=sums if len(factors[group]) > 1 else x.dtype)
         for k, group in enumerate(groups)
         if group in needed
     ]
     wanted = sum(1 << k for k, group in enumerate(groups) if any(needs_factors[group])) + 4 * needs_x
     blocks = _square_blocks(x.dtype, len(state), size, wanted, x.device.index)
-    partial = x.new_empty(blocks * len(dw), size**2, dtype=torch.float32)
+    partial = x.new_empty(blocks * len(dw), size**2, dtype=sums)
     library().kron_linear_bwd_squares(dw, dx, partial, grad, state, pair, wanted, size)
     dfactors: list[Tensor | None] = [None] * len(factors)
     for group, found in zip(needed, dw, strict=True):
