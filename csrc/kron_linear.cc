@@ -60,7 +60,15 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_twos", "kron_twos_f16"},
                              {"kron_linear_twos", "kron_twos_bf16"},
                              {"kron_linear_fibers", "kron_fibers_f64"},
-                             {"kron_linear_fibers", "kron_fibers_f32"}};
+                             {"kron_linear_fibers", "kron_fibers_f32"},
+                             {"kron_linear_slices", "kron_slices_f64_1"},
+                             {"kron_linear_slices", "kron_slices_f64_4"},
+                             {"kron_linear_slices", "kron_slices_f32_1"},
+                             {"kron_linear_slices", "kron_slices_f32_4"},
+                             {"kron_linear_slices", "kron_slices_f16_1"},
+                             {"kron_linear_slices", "kron_slices_f16_4"},
+                             {"kron_linear_slices", "kron_slices_bf16_1"},
+                             {"kron_linear_slices", "kron_slices_bf16_4"}};
   return kernels[which - kKronTunedSingle];
 }
 
@@ -152,6 +160,26 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     p.product[0].bias_lead = static_cast<int>(bias_lead);
     set_tiles(&p.product[0], 1);
     return run(product_kernel(dtype), &p);
+  }
+  if (group.tuned >= kKronSlices) {
+    KronSlicesParams p = group.slices_params;
+    KronFactor factor[kSlicesSteps + 1];
+    fill_factors(factor, factors, dtype);
+    p.x = x_rows.data;
+    p.y = y_rows.data;
+    p.x_stride = x_rows.stride;
+    p.y_stride = y_rows.stride;
+    p.first = factor[0].data;
+    p.row_stride = factor[0].row_stride;
+    p.column_stride = factor[0].column_stride;
+    for (int i = 0; i < p.steps; ++i) {
+      p.step[i].data = factor[i + 1].data;
+      p.step[i].row_stride = factor[i + 1].row_stride;
+      p.step[i].column_stride = factor[i + 1].column_stride;
+    }
+    p.bias = bias_data;
+    p.bias_lead = static_cast<int>(bias_lead);
+    return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned == kKronSmall) {
     KronSmallParams p = fill(group.small_params);

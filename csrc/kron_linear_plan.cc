@@ -34,7 +34,8 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
     const KronFwdParams& p = group.params;
     const bool direct = group.tuned >= kKronDirect32 && group.tuned < kKronHalf32;
     const bool sixteens = group.tuned >= kKronSixteensTwo && group.tuned < kKronDirect32;
-    const int samples = group.tuned == kKronProduct     ? 1
+    const bool one = group.tuned >= kKronSlices;  // a sample, or less, a block
+    const int samples = one                             ? 1
                         : group.tuned >= kKronFibersF64 ? group.fibers_params.chain.samples
                         : group.tuned >= kKronBitsF64   ? 1024 >> group.bits_params.log_sample
                         : group.tuned >= kKronHalf32    ? 1
@@ -43,11 +44,13 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
                         : group.tuned == kKronSmall     ? group.small_params.samples
                         : group.tuned != kKronGeneral   ? group.tuned_params.samples
                                                         : p.samples;
-    const int slices = direct ? group.direct_params.slices : p.slices;
+    const int slices = direct                               ? group.direct_params.slices
+                       : one && group.tuned != kKronProduct ? group.slices_params.slices
+                                                            : p.slices;
     const int columns = direct                                ? 16 * (group.direct_params.columns > 0)
                         : group.tuned == kKronSixteensColumns ? 32
                         : group.tuned == kKronSmall           ? group.small_params.columns
-                        : group.tuned == kKronProduct         ? 0
+                        : one                                 ? 0
                         : group.tuned >= kKronFibersF64       ? group.fibers_params.chain.columns
                                                               : p.columns;
     result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, slices, columns,

@@ -74,8 +74,10 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
   KronGroup fibers = plan_fibers(problem, device), product = plan_product(problem, device);
+  KronGroup slices = plan_slices(problem, device);
   // Rows of two strides, which the plan of a chain does not know of, have the general kernel instead.
   if (best.fused && product.nanoseconds < best.nanoseconds) best = std::move(product);
+  if (best.fused && slices.nanoseconds < best.nanoseconds) best = std::move(slices);
   if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
   if (!problem.aligned) return best;
   for (KronGroup& group : std::vector<KronGroup>{

@@ -7,6 +7,7 @@
 #include "host/kernel.h"
 #include "kron_fibers.h"
 #include "kron_linear.h"
+#include "kron_slices.h"
 
 namespace cuops {
 
@@ -76,7 +77,8 @@ enum KronKernel {
   kKronTwos,  // one a dtype
   kKronFibersF64 = kKronTwos + 4,
   kKronFibers,
-  kKronProduct,  // kron_linear_product.cu
+  kKronSlices,                     // two a dtype: plan_slices's
+  kKronProduct = kKronSlices + 8,  // kron_linear_product.cu
 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor, or the product of two, for the vendor's matrix
@@ -93,6 +95,7 @@ struct KronGroup {
   KronHalfParams half_params{};
   KronBitsParams bits_params{};
   KronFibersParams fibers_params{};
+  KronSlicesParams slices_params{};
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -139,6 +142,7 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_product(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_slices(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.

@@ -108,7 +108,8 @@ struct Doubles {
 #pragma unroll 4
     for (int i = threadIdx.x; i < rows * kSize; i += blockDim.x)
       if (i % kSize < columns)
-        copy_8(to + i / kSize * kPitch + i % kSize * 8, from + i / kSize * row_stride + i % kSize * column_stride);
+        copy_number(reinterpret_cast<double*>(to + i / kSize * kPitch) + i % kSize,
+                    from + i / kSize * row_stride + i % kSize * column_stride);
   }
 };
 

@@ -67,12 +67,13 @@ __device__ inline void copy_or_zero(char* to, const void* from, bool valid) {
 #endif
 }
 
-// Copies 8 bytes to shared memory.
-__device__ inline void copy_8(char* to, const void* from) {
+// Copies a number of 4 or 8 bytes to shared memory.
+template <class T>
+__device__ void copy_number(T* to, const T* from) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(sizeof(T)) : "memory");
 #else
-  *reinterpret_cast<uint2*>(to) = *static_cast<const uint2*>(from);
+  *to = *from;
 #endif
 }
 
