@@ -14,7 +14,8 @@ using Problem = RmsNormBwdProblem;
 using Plan = RmsNormBwdPlan;
 
 // The constants of the instances: vectors a thread, threads a block.
-constexpr std::int64_t kRowThreads = 256, kMostRowBlocks = 8;
+constexpr std::int64_t kRowThreads = 256, kMostRowThreads = 512, kMostRowBlocks = 8;
+constexpr std::int64_t kShort = 64;  // elements of a row that are faster one by one
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
@@ -77,9 +78,10 @@ struct HeldRow {
 };
 
 // One row, in a block or a cluster.
-Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs) {
+Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs, bool halves) {
   LaunchShape shape{0, 0, 1, 1, 0, true};
-  while (packs > kRowThreads * shape.cluster) shape.cluster *= 2;
+  const bool in_one = kernel == kRow && halves && packs <= kMostRowThreads;
+  while (!in_one && packs > kRowThreads * shape.cluster) shape.cluster *= 2;
   shape.blocks = shape.cluster;
   shape.block_x = threads_for(packs, shape.cluster);
   return {kernel, shape, 1, true};
@@ -238,8 +240,9 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
   if (p.common && p.rows == 1) {
     const std::int64_t most = kRowThreads * std::min(clusters, kMostRowBlocks);
-    if (p.starts != kAligned && p.n <= most) return plan_row(kRowAny, p.n);
-    if (p.starts != kAnywhere && vectors <= most) return plan_row(kRow, vectors);
+    const bool halves = size_of(p.dtype) == 2;
+    if ((p.starts != kAligned || p.n <= kShort) && p.n <= most) return plan_row(kRowAny, p.n, halves);
+    if (p.starts != kAnywhere && vectors <= most) return plan_row(kRow, vectors, halves);
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);

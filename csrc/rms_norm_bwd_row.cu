@@ -88,7 +88,7 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
 // Instances, as rms_norm_bwd_plan.cc asks for them.
 #if CUOPS_TUNED
 #define RMS_NORM_BWD_ROW(name, T, suffix, kWidth)                                                               \
-  extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_row<T, kWidth>(p);                                                                      \
   }
 #define RMS_NORM_BWD_ROW_OF(name, T)                     \
