@@ -1,4 +1,4 @@
-// What the host tells the kernels of kron_linear_squares_bwd.cu.
+// What the host tells the kernels of kron_linear_squares_bwd.cu and kron_linear_squares_bwd_f64.cu.
 #pragma once
 
 #include "dtype.h"
@@ -10,7 +10,7 @@ constexpr int kFirstGradient = 1, kSecondGradient = 2, kInputGradient = 4;
 struct KronSquaresParams {
   const void *x, *dy, *first, *second;  // (rows, in[0], in[1]), (rows, out[0], out[1]), and the factors, (out, in) each
   void* dx;
-  void* partial;  // (blocks, gradients of factors, size, size); in the order of registers, but in float64
+  void* partial;  // (blocks, gradients of factors, size, size), in the order of registers; in float64, row by row
   long long rows;
   int wanted, out[2], in[2];
 };

@@ -7,6 +7,7 @@
 #include "host/error.h"
 #include "host/kernel.h"
 #include "host/tensor.h"
+#include "kron_linear.h"
 #include "kron_linear_squares.h"
 
 namespace cuops {
@@ -22,11 +23,11 @@ struct SquaresKernel {
   Kernel kernel;
 
   int shared_bytes() const {
-    if (dtype == kFloat64) return size * (size * 8 + 32) * (2 + 2 * teams * buffers);
+    if (dtype == kFloat64) return double_matrix(size) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
     return 16 * (kUnitsBefore + tile * ((split ? 1 : 2) + 2 * teams * buffers));
   }
-  unsigned threads() const { return static_cast<unsigned>(teams * (dtype == kFloat64 ? 96 * ((size + 15) / 16) : 2 * size)); }
+  unsigned threads() const { return static_cast<unsigned>(teams * (dtype == kFloat64 ? 32 * 3 * double_warps(size) : 2 * size)); }
 };
 
 SquaresKernel* find_kernel(DType dtype, std::int64_t size, const Hardware& hw) {
@@ -116,7 +117,7 @@ void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
     const TensorView dw(dfactors[i]);
     const int which = i == 1 || (wanted & 1) == 0;
     sum.dtype[i] = dtype_of(dw, "dfactors");
-    sum.transposed[i] = which == 1 && sums == kFloat32;
+    sum.transposed[i] = which == 1;
     sum.out[i] = p.out[which];
     sum.in[i] = p.in[which];
     expect_aligned(dw, "dfactors", sum.dtype[i] == sums ? sums : dtype, x.device(), sum.out[i], sum.in[i]);

@@ -1,6 +1,6 @@
 // Gradients of two factors and of their input in float64, as in kron_linear_squares_bwd.cu:
 //   dW1 = sum of dy W2 x^T,   dW2 = sum of dy^T W1 x,   dx = W1^T dy W2.
-// A team of warps has a sample. Each of these products has its own warps, of 16 or 32 rows each.
+// A team of warps has a sample. Each of these products has its own warps, of 16 rows each.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
@@ -13,6 +13,7 @@ namespace cuops {
 template <int kSize, int kTeams>
 __device__ void squares(const KronSquaresParams& p) {
   using D = Doubles<kSize, 1>;
+  static_assert(D::kParts == double_warps(kSize) && D::kMatrix == double_matrix(kSize));
   constexpr int kWarps = 3 * D::kParts, kThreads = 32 * kWarps;
   const int thread = threadIdx.x % kThreads, team = threadIdx.x / kThreads, lane = threadIdx.x % 32;
   const int role = thread / 32 / D::kParts, part = thread / 32 % D::kParts;

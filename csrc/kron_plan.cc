@@ -106,6 +106,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
       part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
       std::vector<KronGroup> candidates = {plan_group(part, device)};
       const KronKernel tuned = candidates[0].tuned;
+      // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
       const bool slow = !candidates[0].fused || (tuned == kKronGeneral && problem.dtype == kFloat64);
       if (end == i + 1 && (slow || tuned == kKronProduct)) {
         candidates.push_back(plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));

@@ -72,7 +72,8 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of
     us += kProduct * static_cast<double>(ceil_div(sums << s.ways_log, threads) * ceil_div(s.in, 1 << s.ways_log));
     us += (size_of(problem.dtype) == 2 ? kConverted : kCopied) * static_cast<double>(ceil_div(1LL * s.in * s.out, threads));
   }
-  const std::int64_t loads = ceil_div(pieces, threads >> p.parts_log) * ceil_div(ceil_div(p.in, 1 << p.parts_log), kSlicesAhead);
+  const int ahead = problem.dtype == kFloat64 && together > 1 ? kSlicesAhead / 2 : kSlicesAhead;
+  const std::int64_t loads = ceil_div(pieces, threads >> p.parts_log) * ceil_div(ceil_div(p.in, 1 << p.parts_log), ahead);
   us += kLoad * static_cast<double>(loads - 1);
   us += static_cast<double>(blocks) / device.multiprocessors *
         (kBlock + (problem.dtype == kFloat64 ? kElementF64 : kElement) * static_cast<double>(in) +

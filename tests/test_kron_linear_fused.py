@@ -179,16 +179,20 @@ def test_any_batch_with_a_bias(rows, sizes):
 
 
 @gpu
-@pytest.mark.parametrize("rows", [1, 30, 67, 150, 1100])
 @pytest.mark.parametrize(
-    "sizes",
+    ("rows", "sizes"),
     [
-        *TWO_OF_FLOAT64,
-        [(32, 32)] * 3,
-        [(30, 31), (29, 32), (32, 28)],
-        [(16, 32), (32, 32), (18, 32)],
-        [(17, 9), (5, 30), (26, 24)],
-    ],
+        (rows, sizes)
+        for rows in (1, 30, 67, 150, 1100)
+        for sizes in [
+            *TWO_OF_FLOAT64,
+            [(32, 32)] * 3,
+            [(30, 31), (29, 32), (32, 28)],
+            [(16, 32), (32, 32), (18, 32)],
+            [(17, 9), (5, 30), (26, 24)],
+        ]
+    ]
+    + [(7000, [(16, 16)] * 2), (7000, [(13, 9), (10, 16)])],  # several samples a warp
 )
 def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
     x, factors = random((rows, columns_of(sizes)), torch.float64), factors_of(sizes, torch.float64)

@@ -54,6 +54,7 @@ def distance(got, want):
 @pytest.mark.parametrize(
     ("rows", "sizes"),
     [(rows, sizes) for rows in (1, 5, 300) for sizes in SQUARES + SMALLER]
+    + [(2500, [(16, 16)] * 2), (2500, [(13, 9), (10, 16)])]  # several samples a team
     + [(1025, [(8, 8)] * 4), (1100, [(2, 32), (32, 2)] * 2), (257, [(32, 32), (4, 4), (128, 128)])]
     # after a first factor that has none
     + [
@@ -70,11 +71,14 @@ def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, d
     if dtype == torch.float32:  # where every row has a scale of its own
         dy = dy * torch.logspace(-3, 3, rows, device="cuda")[:, None]
     wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
-    sums = dy.numel() ** 0.5  # of as many roundings as a gradient adds up, at most
-    for mine, gemm, want in zip(gradients(x, dy, factors), by_gemms(x, dy, factors), wide, strict=True):
+    depths = [
+        18**2,
+        *(dy.numel() / len(w) for w in factors),
+    ]  # of a few sums in turn, and of one over all that a factor gives
+    for depth, mine, gemm, want in zip(depths, gradients(x, dy, factors), by_gemms(x, dy, factors), wide, strict=True):
         assert (mine.shape, mine.dtype) == (want.shape, dtype)
-        # What is stored last is rounded in both, and both round once or more before.
-        more = {torch.float64: sums * torch.finfo(torch.float64).eps, torch.float32: 4e-7}.get(dtype, 0)
+        # What is stored last is rounded in both, and both round once or more before; in float64 by as many steps as sums have.
+        more = {torch.float64: depth**0.5 * torch.finfo(torch.float64).eps, torch.float32: 4e-7}.get(dtype, 0)
         assert distance(mine, want) <= 2 * distance(gemm, want) + more
 
 
@@ -146,3 +150,13 @@ def test_small_samples_that_follow_one_another_keep_their_digits(rows, sizes):
     dx = gradients(x, dy, factors)[0]
     assert not dx[3].isfinite().any()
     assert torch.cat([dx[:3], dx[4:]]).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_factor_of_odd_columns_starts_anywhere(dtype):
+    x, dy, factors = arguments(300, [(17, 31), (32, 24)], dtype)
+    apart = torch.cat([factors[0].reshape(-1)[:1], factors[0].reshape(-1)])[1:].view(17, 31)
+    got = gradients(x, dy, factors)
+    leaves = [t.requires_grad_() for t in (x, apart, factors[1])]
+    again = torch.autograd.grad(cuops.kron_linear(leaves[0], leaves[1:]), leaves, dy)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))

@@ -53,6 +53,11 @@ def _two_of_a_size(
     return found if found and _square_blocks(dtype, rows, found[1], 1, device) else None
 
 
+def _aligned(w: Tensor) -> Tensor:
+    """A factor that starts at a multiple of a vector."""
+    return w.clone() if w.data_ptr() % VECTOR else w
+
+
 def backward_of_squares(
     dy: Tensor,
     x: Tensor,
@@ -65,7 +70,7 @@ def backward_of_squares(
     """`fused_backward` for the first `cut` factors and the others: a kernel for all gradients, one to add up."""
     groups = slice(0, cut), slice(cut, None)
     state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, dy))
-    pair = [in_place(product_of(factors[group]).contiguous()) for group in groups]
+    pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
     needed = [group for group in groups if any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
     sums = torch.float64 if x.dtype == torch.float64 else torch.float32
