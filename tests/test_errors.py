@@ -112,7 +112,8 @@ def test_damaged_image(installation: Installation, driver: Path):
     library = installation.folder / "cuops_cu121" / "libcuops.so"
     with library.open("r+b") as file:
         section = ELFFile(file).get_section_by_name(".cuops_images")
-        for entry in (IMAGE.unpack_from(section.data(), 8 + i * IMAGE.size) for i in range(section.data()[0])):
+        images = section.data()
+        for entry in IMAGE.iter_unpack(images[8 : 8 + int.from_bytes(images[:8], "little") * IMAGE.size]):
             op, *_, offset, size, _ = entry
             if op.startswith(b"rms_norm"):
                 file.seek(section["sh_offset"] + offset)
