@@ -5,6 +5,7 @@
 
 #if CUOPS_TUNED == 90
 #include "device/kron_squares.cuh"
+#include "device/kron_squares_sum.cuh"
 #include "device/overlap.cuh"
 #include "kron_linear_squares.h"
 
@@ -201,42 +202,24 @@ KRON_SQUARES(64_bf16, __nv_bfloat16, 64, 4, 2, false, 1)
 KRON_SQUARES(96_bf16, __nv_bfloat16, 96, 2, 2, false, 1)
 KRON_SQUARES(128_bf16, __nv_bfloat16, 128, 1, 2, false, 2)
 
-// Adds up the blocks' partial sums: 8 vectors by 64 blocks at a time.
 extern "C" __global__ void __launch_bounds__(512) kron_squares_sum(const __grid_constant__ cuops::KronSquaresSum p) {
   using namespace cuops;
-  __shared__ float shared[16][32];
-  const int n = p.size * p.size, column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const float4* const from = static_cast<const float4*>(p.partial) + blockIdx.x * 8 + column;
-  const long long stride = static_cast<long long>(n / 4) * p.gradients;
-  wait_for_previous();
-  float4 v = {};
-#pragma unroll 4
-  for (int i = threadIdx.x / 8; i < p.blocks; i += 64) add(v, from[i * stride]);
-#pragma unroll
-  for (int step = 8; step < 32; step *= 2)
-    add(v, make_float4(__shfl_xor_sync(~0u, v.x, step), __shfl_xor_sync(~0u, v.y, step), __shfl_xor_sync(~0u, v.z, step),
-                       __shfl_xor_sync(~0u, v.w, step)));
-  if (lane < 8) reinterpret_cast<float4*>(shared[warp])[lane] = v;
-  __syncthreads();
-  if (warp > 0) return;
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) sum += shared[i][lane];
-  // Where the thread that had this sum says that it belongs.
-  int i = blockIdx.x * 32 + lane;
-  const int which = i >= n;
-  i -= which * n;
-  const int threads = 2 * p.size, thread = i / 4 % threads, tile = i / 4 / threads;
-  const int row = thread / 32 * 16 + i % 4 / 2 * 8 + thread % 32 / 4, at = tile * 8 + thread % 4 * 2 + i % 2;
-  const int out = p.transposed[which] ? at : row, in = p.transposed[which] ? row : at, to = out * p.in[which] + in;
-  if (out >= p.out[which] || in >= p.in[which]) return;
-  if (p.dtype[which] == kFloat32) {
-    static_cast<float*>(p.gradient[which])[to] = sum;
-  } else if (p.dtype[which] == kFloat16) {
-    static_cast<__half*>(p.gradient[which])[to] = convert<__half>(sum);
-  } else {
-    static_cast<__nv_bfloat16*>(p.gradient[which])[to] = convert<__nv_bfloat16>(sum);
-  }
+  add_up_blocks<float, float4>(p, [&](int n, int i, float sum) {
+    // Where the thread that had this sum says that it belongs.
+    const int which = i >= n;
+    i -= which * n;
+    const int threads = 2 * p.size, thread = i / 4 % threads, tile = i / 4 / threads;
+    const int row = thread / 32 * 16 + i % 4 / 2 * 8 + thread % 32 / 4, at = tile * 8 + thread % 4 * 2 + i % 2;
+    const int out = p.transposed[which] ? at : row, in = p.transposed[which] ? row : at, to = out * p.in[which] + in;
+    if (out >= p.out[which] || in >= p.in[which]) return;
+    if (p.dtype[which] == kFloat32) {
+      static_cast<float*>(p.gradient[which])[to] = sum;
+    } else if (p.dtype[which] == kFloat16) {
+      static_cast<__half*>(p.gradient[which])[to] = convert<__half>(sum);
+    } else {
+      static_cast<__nv_bfloat16*>(p.gradient[which])[to] = convert<__nv_bfloat16>(sum);
+    }
+  });
 }
 #else
 extern "C" __global__ void kron_squares_nowhere() {}

@@ -6,6 +6,7 @@
 
 #if CUOPS_TUNED == 90
 #include "device/kron_doubles.cuh"
+#include "device/kron_squares_sum.cuh"
 #include "kron_linear_squares.h"
 
 namespace cuops {
@@ -99,28 +100,12 @@ KRON_SQUARES(32, 3)
 KRON_SQUARES(48, 1)
 KRON_SQUARES(64, 1)
 
-// Adds up the blocks' partial sums: 8 vectors by 64 blocks at a time.
 extern "C" __global__ void __launch_bounds__(512) kron_squares_sum_f64(const __grid_constant__ cuops::KronSquaresSum p) {
   using namespace cuops;
-  __shared__ double shared[16][16];
-  const int n = p.size * p.size, column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const double2* const from = static_cast<const double2*>(p.partial) + blockIdx.x * 8 + column;
-  const long long stride = static_cast<long long>(n / 2) * p.gradients;
-  wait_for_previous();
-  double2 v = {};
-#pragma unroll 4
-  for (int i = threadIdx.x / 8; i < p.blocks; i += 64) v = make_double2(v.x + from[i * stride].x, v.y + from[i * stride].y);
-#pragma unroll
-  for (int step = 8; step < 32; step *= 2)
-    v = make_double2(v.x + __shfl_xor_sync(~0u, v.x, step), v.y + __shfl_xor_sync(~0u, v.y, step));
-  if (lane < 8) reinterpret_cast<double2*>(shared[warp])[lane] = v;
-  __syncthreads();
-  if (threadIdx.x >= 16) return;
-  double sum = 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) sum += shared[i][lane];
-  const int at = blockIdx.x * 16 + lane, which = at >= n, out = (at - which * n) / p.size, in = at % p.size;
-  if (out < p.out[which] && in < p.in[which]) static_cast<double*>(p.gradient[which])[out * p.in[which] + in] = sum;
+  add_up_blocks<double, double2>(p, [&](int n, int at, double sum) {
+    const int which = at >= n, out = (at - which * n) / p.size, in = at % p.size;
+    if (out < p.out[which] && in < p.in[which]) static_cast<double*>(p.gradient[which])[out * p.in[which] + in] = sum;
+  });
 }
 #else
 extern "C" __global__ void kron_squares_f64_nowhere() {}

@@ -8,10 +8,9 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_samples import columns_of, factors_of, random
+from kron_samples import DTYPES, columns_of, factors_of, random
 
 pytestmark = pytest.mark.gpu
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIZES = [
     [(3, 3)] * 2,
     [(8, 8)] * 2,

@@ -36,8 +36,6 @@ __device__ unsigned pack(float a, float b) {
   }
 }
 
-__device__ inline void add(float4& sum, const float4& v) { sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w); }
-
 __device__ inline float power_of(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
 
 template <class T, int kSize>

@@ -73,7 +73,7 @@ def backward_of_squares(
     pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
     needed = [group for group in groups if any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
-    sums = torch.float64 if x.dtype == torch.float64 else torch.float32
+    sums = torch.promote_types(x.dtype, torch.float32)
     dw = [
         x.new_empty(pair[k].shape, dtype=sums if len(factors[group]) > 1 else x.dtype)
         for k, group in enumerate(groups)
