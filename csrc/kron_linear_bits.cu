@@ -56,10 +56,10 @@ __device__ void kron_bits(const KronBitsParams& p) {
   const int place = place_of(lane * 4);
   with_dtype<Acc>(p.dtype, [&](auto element) {
     using T = decltype(element);
-    Pack<T, 4> fours[8] = {};
+    Fetched<T, 4> fours[8] = {};
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      if (exists(k)) fours[k] = load_pack<T, 4>(static_cast<const T*>(p.x.data) + at_of(p.x, k));
+      if (exists(k)) fours[k] = fetch<T, 4>(static_cast<const T*>(p.x.data) + at_of(p.x, k));
     }
     constexpr int kEach = (kBitsElements + 32 * kBitsWarps - 1) / (32 * kBitsWarps);
     T part[kEach] = {};
@@ -81,7 +81,7 @@ __device__ void kron_bits(const KronBitsParams& p) {
     }
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      const auto four = convert<Acc>(fours[k]);
+      const auto four = convert<Acc>(fours[k].pack());
 #pragma unroll
       for (int j = 0; j < 4; ++j) mine[place ^ place_of(k * 128 + j)] = four.at[j];
     }

@@ -22,7 +22,8 @@ struct ProductPart {
   static constexpr int kCount = kProductTile * kDepth / 4 / kProductThreads, kAcross = kProductTile / 4;
   const T* from[kCount];  // nullptr: zeros
   int count[kCount];      // that exist
-  Pack<T, 4> v[kCount];
+  Fetched<T, 4> together[kCount];
+  Pack<T, 4> beside[kCount];  // of 16 bits, where they come one by one
 
   // The first row and element of the sum of a four, and whether the tile has it.
   __device__ static bool find(const KronOperand& q, int j, int depth, int& row, int& k) {
@@ -59,14 +60,19 @@ struct ProductPart {
   __device__ void load(const KronOperand& q) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      v[j] = {};
-      if (!from[j]) continue;
+      together[j] = {};
       if (q.fours == kTogether4) {
-        v[j] = load_pack<T, 4>(from[j]);
+        if (from[j]) together[j] = fetch<T, 4>(from[j]);
       } else {
+        Pack<T, 4> v = {};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          if (e < count[j]) v[j].at[e] = from[j][e];
+          if (from[j] && e < count[j]) v.at[e] = from[j][e];
+        }
+        if constexpr (sizeof(T) == 2) {
+          beside[j] = v;
+        } else {
+          together[j].all = v;
         }
       }
     }
@@ -77,7 +83,9 @@ struct ProductPart {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         int row, k;
-        if (find(q, j, depth, row, k)) put(q, row, k, convert<Acc>(v[j]), tile);
+        if (!find(q, j, depth, row, k)) continue;
+        const bool apart = sizeof(T) == 2 && q.fours == kBeside4;
+        put(q, row, k, convert<Acc>(apart ? beside[j] : together[j].pack()), tile);
       }
       return;
     }
@@ -212,7 +220,7 @@ __device__ void kron_product(const KronProductParams& p) {
 
 // An instance a dtype.
 #define KRON_PRODUCT(name, T)                                                   \
-  extern "C" __global__ void __launch_bounds__(cuops::kProductThreads)          \
+  extern "C" __global__ void __launch_bounds__(cuops::kProductThreads, 4)       \
       kron_product_##name(const __grid_constant__ cuops::KronProductParams p) { \
     cuops::kron_product<T>(p);                                                  \
   }

@@ -4,7 +4,7 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
-#include "device/kron_tile.cuh"
+#include "device/kron_slices.cuh"
 #include "kron_slices.h"
 
 namespace cuops {
@@ -26,13 +26,13 @@ __device__ void kron_slices(const KronSlicesParams& p) {
   int column = (thread >> p.parts_log) * kWidth;
   wait_for_previous();
 
-  Pack<T, kWidth> ahead[kAhead];
+  Fetched<T, kWidth> ahead[kAhead];
   T weights[kAhead];
   auto load = [&](int from) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (from + j >= rows || column >= p.rest) break;
-      ahead[j] = load_pack<T, kWidth>(x + (from + j) * x_step + column);
+      ahead[j] = fetch<T, kWidth>(x + (from + j) * x_step + column);
       weights[j] = weight[(from + j) * weight_step];
     }
   };
@@ -43,16 +43,14 @@ __device__ void kron_slices(const KronSlicesParams& p) {
     const KronSlicesStep& step = p.step[s];
     const bool one = s == 0 && p.seconds > 1;
     const T* const from = static_cast<const T*>(step.data) + (one ? second * step.row_stride : 0);
-#pragma unroll(kSame<Acc, T> ? 1 : 4)
-    for (int i = thread; i < step.in * step.out; i += threads) {
-      const int o = divide(i, step.by_in), k = i - o * step.in;
-      Acc* const to = shared + step.weight + o * step.pitch + k;
-      const T* const element = from + o * step.row_stride + k * step.column_stride;
-      if constexpr (kSame<Acc, T>) {
-        copy_number(to, element);
-      } else {
-        *to = convert<Acc>(*element);
+    if constexpr (kSame<Acc, T>) {  // here rather than by bring_factor(), with which float32 1 x 3^5 takes 3.5 us rather than 3.2
+#pragma unroll 1
+      for (int i = thread; i < step.in * step.out; i += threads) {
+        const int o = divide(i, step.by_in), k = i - o * step.in;
+        copy_number(shared + step.weight + o * step.pitch + k, from + o * step.row_stride + k * step.column_stride);
       }
+    } else {
+      bring_factor(shared + step.weight, step.pitch, 1, from, step.row_stride, step.column_stride, step.in * step.out, step.by_in);
     }
   }
   commit_copies();
@@ -69,8 +67,9 @@ __device__ void kron_slices(const KronSlicesParams& p) {
       for (int j = 0; j < kAhead; ++j) {
         if (from + j >= rows || column >= p.rest) break;
         const Acc w = convert<Acc>(weights[j]);
+        const auto wide = convert<Acc>(ahead[j].pack());
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) sum[e] += w * convert<Acc>(ahead[j].at[e]);
+        for (int e = 0; e < kWidth; ++e) sum[e] += w * wide.at[e];
       }
     }
 #pragma unroll 1

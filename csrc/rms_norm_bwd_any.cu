@@ -8,19 +8,27 @@
 
 namespace cuops {
 
-// The weight of a pack of columns, as weight_of has it of one.
+// The weight of a pack of columns, as weight_of has it of one; where it comes as a pack, that is on its way before.
 template <class T, int kWidth>
-__device__ Pack<Accumulator<T>, kWidth> weights_of(const RmsNormBwdParams& p, long long at) {
+__device__ bool comes_as_pack(const RmsNormBwdParams& p) {
+  return kWidth > 1 && p.weight && !p.weight_wide;
+}
+template <class T, int kWidth>
+__device__ Fetched<T, kWidth> fetch_weights(const RmsNormBwdParams& p, long long at) {
+  return comes_as_pack<T, kWidth>(p) ? fetch<T, kWidth>(static_cast<const T*>(p.weight) + at * kWidth) : Fetched<T, kWidth>{};
+}
+template <class T, int kWidth>
+__device__ Pack<Accumulator<T>, kWidth> weights_of(const RmsNormBwdParams& p, long long at, const Fetched<T, kWidth>& fetched) {
   using Acc = Accumulator<T>;
-  Pack<Acc, kWidth> weight;
-  if (kWidth == 1 || !p.weight || p.weight_wide) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) weight.at[j] = weight_of<T>(p, at * kWidth + j);
-  } else {
-    weight = convert<Acc>(load_pack<T, kWidth>(static_cast<const T*>(p.weight) + at * kWidth));
+  if (comes_as_pack<T, kWidth>(p)) {
+    auto weight = convert<Acc>(fetched.pack());
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) weight.at[j] += scalars<Acc>(p).weight_offset;
+    return weight;
   }
+  Pack<Acc, kWidth> weight;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) weight.at[j] = weight_of<T>(p, at * kWidth + j);
   return weight;
 }
 
@@ -35,6 +43,7 @@ __device__ Pack<T, kWidth>* packs_of(const Rows& rows, long long row) {
 template <class T, int kWidth>
 __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
+  constexpr int kBatch = kWidth > 1 ? 2 : 4;  // packs of a thread on their way
   CUOPS_TEAM(Acc, 2, team);
   wait_for_previous();
   // Beyond the last row, threads do what those of the last row do.
@@ -47,15 +56,29 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
     sums[0] = pass == 1 ? constants.sqrt_eps : Acc(0);
     sums[1] = 0;
-#pragma unroll 4
-    for (long long i = team.first(); i < packs; i += team.threads()) {
-      const auto wide = convert<Acc>(load_pack<T, kWidth>(h + i)), grad = convert<Acc>(load_pack<T, kWidth>(dy + i));
-      const auto weight = weights_of<T, kWidth>(p, i);
+#pragma unroll 1
+    for (long long first = team.first(); first < packs; first += kBatch * team.threads()) {
+      Fetched<T, kWidth> h_of[kBatch], dy_of[kBatch], weight_of_pack[kBatch];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Acc v = wide.at[j] * scale;
-        sums[0] = pass == 1 ? Max()(sums[0], abs(v)) : sums[0] + v * v;
-        sums[1] += grad.at[j] * weight.at[j] * v;
+      for (int k = 0; k < kBatch; ++k) {
+        const long long i = first + k * team.threads();
+        if (i >= packs) break;
+        h_of[k] = fetch<T, kWidth>(h + i);
+        dy_of[k] = fetch<T, kWidth>(dy + i);
+        weight_of_pack[k] = fetch_weights<T, kWidth>(p, i);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const long long i = first + k * team.threads();
+        if (i >= packs) break;
+        const auto wide = convert<Acc>(h_of[k].pack()), grad = convert<Acc>(dy_of[k].pack());
+        const auto weight = weights_of<T, kWidth>(p, i, weight_of_pack[k]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          const Acc v = wide.at[j] * scale;
+          sums[0] = pass == 1 ? Max()(sums[0], abs(v)) : sums[0] + v * v;
+          sums[1] += grad.at[j] * weight.at[j] * v;
+        }
       }
     }
     team.reduce(sums, [&](Acc a, Acc b) { return pass == 1 ? Max()(a, b) : a + b; });
@@ -85,21 +108,21 @@ __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
   const long long at = (blockIdx.x - group * across) * blockDim.x + threadIdx.x;
   const bool exists = at < packs;
   Pack<Acc, kWidth> weight = {}, dweight = {}, dbias = {};
-  if (exists) weight = weights_of<T, kWidth>(p, at);
+  if (exists) weight = weights_of<T, kWidth>(p, at, fetch_weights<T, kWidth>(p, at));
   wait_for_previous();
   // Several rows are on their way at a time: what is stored of one would keep the loads of the next behind it.
   constexpr int kRows = 4;
   const long long step = groups * blockDim.y;
 #pragma unroll 1
   for (long long first = group * blockDim.y + threadIdx.y; exists && first < p.rows; first += kRows * step) {
-    Pack<T, kWidth> h_of[kRows], dy_of[kRows];
+    Fetched<T, kWidth> h_of[kRows], dy_of[kRows];
     Acc found[kRows][3] = {};
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const long long row = first + k * step;
       if (row >= p.rows) break;
-      h_of[k] = load_pack<T, kWidth>(packs_of<kWidth, T>(p.h, row) + at);
-      dy_of[k] = load_pack<T, kWidth>(packs_of<kWidth, T>(p.dy, row) + at);
+      h_of[k] = fetch<T, kWidth>(packs_of<kWidth, T>(p.h, row) + at);
+      dy_of[k] = fetch<T, kWidth>(packs_of<kWidth, T>(p.dy, row) + at);
 #pragma unroll
       for (int i = 0; i < 3; ++i) found[k][i] = static_cast<const Acc*>(p.found)[3 * row + i];
     }
@@ -107,7 +130,7 @@ __device__ void rms_norm_bwd_columns(const RmsNormBwdParams& p) {
     for (int k = 0; k < kRows; ++k) {
       const long long row = first + k * step;
       if (row >= p.rows) break;
-      auto dx = gradient_of(found[k], convert<Acc>(h_of[k]), convert<Acc>(dy_of[k]), weight, dweight, dbias);
+      auto dx = gradient_of(found[k], convert<Acc>(h_of[k].pack()), convert<Acc>(dy_of[k].pack()), weight, dweight, dbias);
       if (p.dh.data) {
         const auto dh = convert<Acc>(load_pack<T, kWidth>(packs_of<kWidth, T>(p.dh, row) + at));
 #pragma unroll

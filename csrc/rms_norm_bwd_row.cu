@@ -22,14 +22,16 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
   };
   const T *const h_at = place(p.h.data), *const dy_at = place(p.dy.data), *const weight_at = place(p.weight);
   auto load = [&](const T* from) {
-    Pack<T, kWidth> v = convert<T>(Pack<float, kWidth>{});
+    Fetched<T, kWidth> v = {};
     if (whole) {
-      v = load_pack<T, kWidth>(from);
+      v = fetch<T, kWidth>(from);
     } else if (elements > 0) {
+      auto some = v.pack();
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        if (j < elements) v.at[j] = from[j];
+        if (j < elements) some.at[j] = from[j];
       }
+      v = fetch<T, kWidth>(&some);
     }
     return v;
   };
@@ -47,7 +49,7 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
   };
   wait_for_previous();
   const auto h_of = load(h_at), dy_of = load(dy_at), weight_of = load(weight_at);
-  const auto h = convert<float>(h_of), dy = convert<float>(dy_of), weight = convert<float>(weight_of);
+  const auto h = convert<float>(h_of.pack()), dy = convert<float>(dy_of.pack()), weight = convert<float>(weight_of.pack());
   const auto& constants = p.float32;
   float sums[2], scale = 1;
 #pragma unroll 1
@@ -75,7 +77,7 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
   Pack<float, kWidth> dweight = {}, dbias = {};
   auto dx = gradient_of(found, h, dy, weight, dweight, dbias);
   if (p.dh.data) {
-    const auto dh = convert<float>(load(place(p.dh.data)));
+    const auto dh = convert<float>(load(place(p.dh.data)).pack());
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
   }

@@ -62,14 +62,14 @@ __device__ void load_pieces(const KronFibersChain& p, const KronFibersArray* con
   }
 #pragma unroll 1
   for (int start = threadIdx.x; start < most; start += kBatch * threads) {
-    Pack<T, kWidth> v[kArrays][kBatch] = {};
+    Fetched<T, kWidth> v[kArrays][kBatch] = {};
 #pragma unroll
     for (int a = 0; a < kArrays; ++a) {
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         if (start + b * threads >= pieces[a]) break;
         const FibersPiece<kWidth> piece(p, *arrays[a], tile, start + b * threads);
-        if (piece.valid) v[a][b] = load_pack<T, kWidth>(static_cast<const T*>(arrays[a]->rows.data) + piece.at);
+        if (piece.valid) v[a][b] = fetch<T, kWidth>(static_cast<const T*>(arrays[a]->rows.data) + piece.at);
       }
     }
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ void load_pieces(const KronFibersChain& p, const KronFibersArray* con
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         if (start + b * threads >= pieces[a]) break;
-        store_pack(states[a] + kWidth * (start + b * threads), convert<Acc>(v[a][b]));
+        store_pack(states[a] + kWidth * (start + b * threads), convert<Acc>(v[a][b].pack()));
       }
     }
   }

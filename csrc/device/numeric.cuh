@@ -112,14 +112,39 @@ __device__ void store_pack(void* to, const Pack<T, kWidth>& v) {
     static_cast<Word<T, kWidth>*>(to)[i] = reinterpret_cast<const Word<T, kWidth>*>(&v)[i];
   }
 }
+
+// Neighbours on their way from memory. Those of 16 bits stay in words: where control flow meets, compilers take packs of them
+// apart, which waits for them.
+template <class T, int kWidth, bool kInWords = sizeof(T) == 2>
+struct Fetched {
+  Pack<T, kWidth> all;
+
+  __device__ Pack<T, kWidth> pack() const { return all; }
+};
 template <class T, int kWidth>
-__device__ Pack<T, kWidth> load_pack(const void* from) {
-  Pack<T, kWidth> v;
+struct Fetched<T, kWidth, true> {
+  static constexpr int kWords = sizeof(Pack<T, kWidth>) / sizeof(Word<T, kWidth>);
+  Word<T, kWidth> words[kWords];
+
+  __device__ Pack<T, kWidth> pack() const {
+    Pack<T, kWidth> v;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<Word<T, kWidth>*>(&v)[i] = words[i];
+    return v;
+  }
+};
+template <class T, int kWidth>
+__device__ Fetched<T, kWidth> fetch(const void* from) {
+  Fetched<T, kWidth> v;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(v) / sizeof(Word<T, kWidth>)); ++i) {
     reinterpret_cast<Word<T, kWidth>*>(&v)[i] = static_cast<const Word<T, kWidth>*>(from)[i];
   }
   return v;
+}
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> load_pack(const void* from) {
+  return fetch<T, kWidth>(from).pack();
 }
 
 // The same bits, of which the compiler knows nothing, as it does not know that `zero` is 0: converting again is cheaper than
