@@ -1,4 +1,4 @@
-// What the host tells the kernels of kron_linear_slices.cu.
+// What the host tells the kernels of kron_linear_slices.cu and kron_linear_slices_bwd.cu.
 #pragma once
 
 #include "kron_linear.h"
@@ -32,5 +32,41 @@ struct KronSlicesParams {
   KronSlicesStep step[kSlicesSteps];
 };
 static_assert(sizeof(KronSlicesParams) == 120 + 80 * kSlicesSteps, "host and device must agree on the layout");
+
+constexpr int kSlicesFactors = 12, kSlicesMostLogBwd = 9;  // of all gradients
+
+// A factor of the gradients. Blocks from `start` on have a row of its gradient each, of one part of the samples: what the other
+// factors make of dy's elements of that row, `rest` a sample, is multiplied by x, as `before` by in by `after` elements. Of a
+// column's `before` and `after`, `parts` by `lanes` threads take some each, so that neighbours read neighbours.
+struct KronSlicesFactor {
+  const void* data;
+  void* gradient;
+  long long row_stride, column_stride;
+  int out, in, weight, pitch;  // the latter two of its transpose in shared memory, in elements
+  KronDivisor by_in;
+  int start, rest;
+  int out_after, before, after;
+  int lanes, parts, ways_log;  // ways: threads that share the last sum
+  KronDivisor by_out_after, by_lanes;
+};
+
+// A factor applied to what is a row of another one's gradient: its results for a sample, with `after` elements beyond the axis.
+struct KronSlicesTurn {
+  KronDivisor by_after;
+  int results, ways_log;
+};
+
+struct KronSlicesBwdParams {
+  const void *x, *dy;
+  void* dx;
+  int in, out, rows;                        // elements of a sample
+  int factors, start, samples, groups_log;  // the first block for dx; samples of a part; parts, which are the blocks of a cluster
+  int parts_log;                            // threads that share a sum of dx over the first factor
+  int state[2], sums;                       // in shared memory, in elements
+  KronSlicesFactor factor[kSlicesFactors];
+  KronSlicesTurn turn[kSlicesFactors][kSlicesFactors - 1];  // of the first factor also for dx
+};
+static_assert(sizeof(KronSlicesBwdParams) == 72 + (104 + 16 * (kSlicesFactors - 1)) * kSlicesFactors,
+              "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -1,13 +1,15 @@
-"""kron_linear of few small samples, which is one short launch."""
+"""kron_linear of few small samples, which is one short launch, and its gradients, which are another."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import cuops
 import pytest
 import torch
 from cuops import _backend
+from kron_exact import arguments, check, exact
 from kron_samples import DTYPES, columns_of, factors_of, random
 
 pytestmark = pytest.mark.gpu
@@ -88,3 +90,71 @@ def test_rows_of_a_bias_take_turns(sizes):
     bias = random((3, math.prod(o for o, _ in sizes)), torch.float32, seed=8)
     want = in_float64(x, factors, torch.zeros(bias.shape[1], device="cuda")) + bias.repeat(2, 1)
     assert distance(one_launch(x, factors, bias), want) <= 1e-6
+
+
+def gradients_in_one_launch(x, dy, factors, needs=None):
+    """dx and each dW by the kernel for all of them; None where not needed."""
+    needs = needs or [True] * (1 + len(factors))
+    dx, *dfactors = (
+        torch.full_like(t, math.nan, memory_format=torch.contiguous_format) if n else None
+        for t, n in zip((x, *factors), needs, strict=True)
+    )
+    _backend.library().kron_linear_bwd_slices(dfactors, dx, dy, x, factors)
+    return [dx, *dfactors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "sizes"), [*FEW, *((100, sizes) for sizes in SIZES[:6]), (2, [(2, 2)] * 12)])
+def test_gradients_in_one_launch_are_those_of_the_definition(rows, sizes, dtype):
+    x, dy, factors = arguments(rows, sizes, dtype)
+    views = [torch.cat([w.mT, w.mT])[: w.shape[1]].mT for w in factors]
+    for given in (factors, views):
+        got = gradients_in_one_launch(x, dy, given)
+        check([exact(x, dy, factors)[0].to(dtype), *got], x, dy, factors)
+    assert all(torch.equal(a, b) for a, b in zip(gradients_in_one_launch(x, dy, views), got, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 9, 30])
+@pytest.mark.parametrize("sizes", [SIZES[3], SIZES[6], SIZES[9]], ids=str)
+def test_only_some_gradients_in_one_launch(sizes, rows):
+    sample = arguments(rows, sizes, torch.float32)
+    everything = gradients_in_one_launch(*sample)
+    for needs in itertools.product((True, False), repeat=1 + len(sizes)):
+        got = gradients_in_one_launch(*sample, needs)
+        for one, needed, full in zip(got, needs, everything, strict=True):
+            assert one is None if not needed else torch.equal(one, full)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [[(4, 4)] * 2, [(6, 6)] * 3, [(3, 3)] * 5, [(7, 7), (11, 11), (13, 13)]], ids=str)
+def test_gradients_of_a_few_small_samples_are_one_launch(sizes, dtype):
+    from cuops._kron_linear_gradients import fused_backward
+
+    x, dy, factors = arguments(3, sizes, dtype)
+    dx, dfactors = fused_backward(dy, x, factors, True, [True] * len(sizes))
+    for one, full in zip((dx, *dfactors), gradients_in_one_launch(x, dy, factors), strict=True):
+        assert torch.equal(one, full)
+
+
+def test_arguments_of_gradients_in_one_launch_are_checked():
+    x, dy, w, v = (torch.ones(size, device="cuda") for size in ((4, 6), (4, 5), (5, 3), (1, 2)))
+    dx, dw, dv = (torch.empty_like(t) for t in (x, w, v))
+    bwd = _backend.library().kron_linear_bwd_slices
+    for wrong, error in [
+        (([dw], dx, dy, x, [w, v]), ValueError),
+        (([dw, dv], dx.double(), dy, x, [w, v]), TypeError),
+        (([dw.mT, dv], dx, dy, x, [w, v]), ValueError),
+        (([dw, dv.cpu()], dx, dy, x, [w, v]), ValueError),
+        (([dw, dv], dx, dy[:2], x, [w, v]), ValueError),
+        (([dw, dv], dx, dy, x, [w, v[0]]), ValueError),
+        (([dw, dv], dx, dy.cpu(), x.cpu(), [w.cpu(), v.cpu()]), ValueError),
+        (([dw], dx[:, :3], dy, x[:, :3].contiguous(), [w]), ValueError),
+    ]:
+        with pytest.raises(error):
+            bwd(*wrong)
+    times = [_backend.library().kron_linear_bwd_slices_time(1, *case, 0) for case in ((4, [5, 3]), (4, [200, 3, 2, 2]))]
+    assert times == [0, 0]
+    bwd([dw, dv], dx, dy, x, [w, v])
+    assert torch.equal(dx, torch.full_like(x, 5))
+    assert torch.equal(dw, torch.full_like(w, 8))
+    assert torch.equal(dv, torch.full_like(v, 60))

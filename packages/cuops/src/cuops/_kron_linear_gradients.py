@@ -13,6 +13,7 @@ from ._kron_linear_fibers import backward_of_fibers, groups_of_fibers, time_of_f
 from ._kron_linear_fused import DTYPES, apply, fused_chain, library, plan, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls_backward
 from ._kron_linear_products import backward_of_products, time_of_products, time_of_squares
+from ._kron_linear_slices import backward_of_slices, time_of_slices
 from ._kron_linear_squares import TOGETHER, backward_of_squares, two_of_a_size, unmerge
 
 MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
@@ -76,9 +77,12 @@ def fused_backward(
     transposed = [w.mT for w in factors]
     if any(needs_factors):
         squares = two_of_a_size(x, factors)
-        by_products = time_of_products(x, factors)
+        by_products, by_slices = time_of_products(x, factors), time_of_slices(x, factors)
         groups = [] if len(factors) == 1 and by_products < math.inf else groups_of_fibers(x, factors)
-        if by_products < (time_of_fibers(groups) if groups else time_of_squares(x, squares)):
+        otherwise = time_of_fibers(groups) if groups else time_of_squares(x, squares)
+        if by_slices < min(by_products, otherwise):
+            return backward_of_slices(dy, x, factors, needs_x, needs_factors)
+        if by_products < otherwise:
             return backward_of_products(dy, x, factors, needs_x, needs_factors)
         if groups:
             return backward_of_fibers(dy, x, factors, groups, needs_x, needs_factors)
