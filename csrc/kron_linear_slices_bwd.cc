@@ -101,11 +101,12 @@ SlicesPlan evaluate(DType dtype, std::int64_t rows, const std::vector<KronSize>&
     work += static_cast<double>(f.out << groups_log) *
             (kElement * static_cast<double>(samples * (in + out / f.out)) + kProducts * products * threads);
   }
-  p.state[0] = static_cast<int>(weights);
-  p.state[1] = static_cast<int>(p.state[0] + round_up(state[0], 4));
-  p.sums = static_cast<int>(p.state[1] + round_up(state[1], 4));
-  const std::int64_t bytes = (p.sums + threads) * size_of(accumulator_of(dtype));
+  const std::int64_t states = round_up(state[0], 4) + round_up(state[1], 4);
+  const std::int64_t bytes = (weights + states + threads) * size_of(accumulator_of(dtype));
   if (bytes > device.shared_bytes) return plan;
+  p.state[0] = static_cast<int>(weights);
+  p.state[1] = static_cast<int>(weights + round_up(state[0], 4));
+  p.sums = static_cast<int>(weights + states);
   plan.shape = {0, static_cast<unsigned>(threads), 1, 1U << groups_log, static_cast<unsigned>(bytes), true};
   const double together = groups_log == 0 ? 0 : kTogether + (threads_log == kSlicesMostLogBwd ? kLargest : 0);
   plan.nanoseconds = 1e3 * (kStart + longest + work / device.multiprocessors + together);

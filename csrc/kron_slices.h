@@ -33,7 +33,7 @@ struct KronSlicesParams {
 };
 static_assert(sizeof(KronSlicesParams) == 120 + 80 * kSlicesSteps, "host and device must agree on the layout");
 
-constexpr int kSlicesFactors = 12, kSlicesMostLogBwd = 9;  // of all gradients
+constexpr int kSlicesFactors = 12, kSlicesMostLogBwd = 9;  // of the gradients: factors, and a block's threads
 
 // A factor of the gradients. Blocks from `start` on have a row of its gradient each, of one part of the samples: what the other
 // factors make of dy's elements of that row, `rest` a sample, is multiplied by x, as `before` by in by `after` elements. Of a
@@ -45,8 +45,8 @@ struct KronSlicesFactor {
   int out, in, weight, pitch;  // the latter two of its transpose in shared memory, in elements
   KronDivisor by_in;
   int start, rest;
-  int out_after, before, after;
-  int lanes, parts, ways_log;  // ways: threads that share the last sum
+  int out_after, before, after;  // out_after: elements of dy beyond the axis
+  int lanes, parts, ways_log;    // ways: threads that share the last sum
   KronDivisor by_out_after, by_lanes;
 };
 

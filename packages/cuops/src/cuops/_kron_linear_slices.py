@@ -21,7 +21,7 @@ def _nanoseconds(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: 
 
 
 def time_of_slices(x: Tensor, factors: Sequence[Tensor]) -> float:
-    """The predicted nanoseconds of `backward_of_slices` behind other work; infinite where other ways are faster."""
+    """The predicted nanoseconds of all gradients behind other work; infinite where other ways are faster."""
     sizes = tuple(size for w in factors for size in w.shape)
     return _nanoseconds(x.dtype, x.numel() // x.shape[-1], sizes, x.device.index)
 
