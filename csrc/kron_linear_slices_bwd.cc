@@ -14,7 +14,7 @@ namespace cuops {
 namespace {
 
 constexpr std::int64_t kMostSample = 1 << 15, kMostElements = 1 << 17;  // elements of a sample of x or dy; of all
-constexpr std::int64_t kMostSize = 128, kMostBlocks = 1 << 13;          // rows and columns of a factor
+constexpr std::int64_t kMostSize = 128, kMostBlocks = 1 << 13;          // rows and columns of a factor; of a launch
 constexpr int kMostGroupsLog = 3;
 
 // Microseconds, measured on an H200: of a launch behind another one; of a thread's way through a factor, a sum of it, a product,
