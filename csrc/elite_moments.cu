@@ -2,7 +2,7 @@
 #include "elite_moments.h"
 
 #include "device/overlap.cuh"
-#include "device/select_least.cuh"
+#include "elite_moments/select_least.cuh"
 
 namespace cuops {
 

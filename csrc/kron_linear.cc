@@ -5,11 +5,11 @@
 #include "host/error.h"
 #include "host/plan_cache.h"
 #include "host/tensor.h"
-#include "kron_factors.h"
-#include "kron_fibers_layout.h"
-#include "kron_linear_fwd.h"
-#include "kron_plan.h"
-#include "kron_plan_product.h"
+#include "kron_linear/kron_factors.h"
+#include "kron_linear/kron_linear_fwd.h"
+#include "kron_linear/plan/kron_fibers_layout.h"
+#include "kron_linear/plan/kron_plan.h"
+#include "kron_linear/plan/kron_plan_product.h"
 
 namespace cuops {
 namespace {

@@ -2,10 +2,10 @@
 // step applies one factor along one axis of it, in place.
 #include "kron_linear.h"
 
-#include "device/kron_tile.cuh"
-#include "device/kron_weight.cuh"
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
+#include "kron_linear/kron_tile.cuh"
+#include "kron_linear/kron_weight.cuh"
 
 namespace cuops {
 

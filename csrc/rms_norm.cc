@@ -9,7 +9,7 @@
 #include "host/kernel.h"
 #include "host/staging.h"
 #include "host/tensor.h"
-#include "rms_norm_plan.h"
+#include "rms_norm/rms_norm_plan.h"
 
 namespace cuops {
 namespace {

@@ -2,13 +2,13 @@
 // registers; rms_norm_any.cu has those for all others.
 #include "rms_norm.h"
 
-#include "device/careful.cuh"
 #include "device/overlap.cuh"
-#include "device/passing.cuh"
 #include "device/reduce.cuh"
 #include "device/row.cuh"
-#include "device/rstd.cuh"
 #include "device/tuned.cuh"
+#include "rms_norm/careful.cuh"
+#include "rms_norm/passing.cuh"
+#include "rms_norm/rstd.cuh"
 
 namespace cuops {
 

@@ -31,9 +31,9 @@ struct RmsNormFwdParams {
   void* rstd;  // one a row, in the dtype of the sums
   RmsNormScalars<float> float32;
   DType y_dtype;
-  bool weight_wide, bias_wide;     // they have the dtype of the sums (float32) where x has 16 bits
-  bool overlaps;                   // the launch overlaps with the kernel before it
-  long long released_from;         // L2 keeps x longest (device/passing.cuh), and from this row on not beyond the kernel; or kNoRow
+  bool weight_wide, bias_wide;  // they have the dtype of the sums (float32) where x has 16 bits
+  bool overlaps;                // the launch overlaps with the kernel before it
+  long long released_from;      // L2 keeps x longest (rms_norm/passing.cuh), and from this row on not beyond the kernel; or kNoRow
   int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
   Rows residual, h;                // h = x + residual, where there is a residual
   const void* bias;

@@ -1,9 +1,9 @@
 // Normal samples on the device: mu + sigma z, z being a function of the seed, the sample and the column alone.
 #include "sample_normal.h"
 
-#include "device/distribution.cuh"
-#include "device/truncation.cuh"
 #include "device/tuned.cuh"
+#include "sample_normal/distribution.cuh"
+#include "sample_normal/truncation.cuh"
 
 namespace cuops {
 

@@ -145,7 +145,7 @@ def check_images(wheel: Wheel, folder: Path) -> None:
         return
     images = wheel.images()
     targets = [(capability, False) for capability in row.architectures] + [(row.ptx, True)]
-    operators = [source.stem for source in (ROOT / "csrc").glob("*.cu")]
+    operators = [source.stem for source in (ROOT / "csrc").rglob("*.cu")]
     assert sorted(image[:3] for image in images) == sorted((op, *target) for op in operators for target in targets)
     for op, capability, ptx, code in images:
         if ptx:

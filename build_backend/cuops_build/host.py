@@ -86,7 +86,7 @@ def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
         )
         compiler = ("c++", *_target(machine), *FLAGS, *paths)
         inputs = (*_versions(), *_target(machine), *FLAGS)
-        sources = sorted(csrc.glob("*.cc")) + sorted(csrc.glob("host/*.cc"))
+        sources = sorted(csrc.rglob("*.cc"))
         names = {source: cache.key(*inputs, files=[source, *headers], root=csrc) for source in sources}
         stored = {source: cache.load(name) for source, name in names.items()}
         if None in stored.values():

@@ -137,7 +137,7 @@ class _Toolchain:
 
 
 def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
-    """Every operator of `csrc` for every architecture of `cuda`, in a fixed order, on `jobs` cores."""
+    """Every source of kernels in `csrc` for every architecture of `cuda`, in a fixed order, on `jobs` cores."""
     csrc = csrc.resolve()
     files = _wheel_files(cuda)
     library = next(path for name, path in files.items() if name.startswith("libnvrtc.so"))
@@ -148,7 +148,7 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     with Pool(jobs, maxtasksperchild=1) as pool:
         pending = []
         # Newer architectures take longest: those of a source start first, so that no core waits for them at the end.
-        sources = sorted(csrc.glob("*.cu"))
+        sources = sorted(csrc.rglob("*.cu"), key=lambda source: source.stem)
         for source, family in reversed([(s, family) for s in sources for family in families(cuda, s.read_text())]):
             options = (*OPTIONS, f"--gpu-architecture=compute_{family.architecture}")
             inputs = _sources(source, csrc)
@@ -156,7 +156,7 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
             stored = [cache.load(name) for name in names]
             compilation = None
             if None in stored:
-                arguments = (*options, f"-I{csrc}", f"-I{tools.include}")
+                arguments = (*options, f"-I{source.parent}", f"-I{csrc}", f"-I{tools.include}")
                 compilation = pool.apply_async(tools.compile, (source, arguments, family))
             pending.append((source.stem, family.targets, names, stored, compilation))
         for op, targets, names, stored, compilation in reversed(pending):

@@ -1,8 +1,8 @@
 // Copies from device memory to shared memory that one thread asks for and others wait for, on compute capability 9.0.
 #pragma once
 
-#include "../tensor_map.h"
 #include "mma.cuh"
+#include "tensor_map.h"
 
 namespace cuops {
 

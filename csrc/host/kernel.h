@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "../dtype.h"
-#include "../rows.h"
-#include "../tensor_map.h"
 #include "driver.h"
+#include "dtype.h"
+#include "rows.h"
+#include "tensor_map.h"
 
 namespace cuops {
 

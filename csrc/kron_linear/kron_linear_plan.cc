@@ -1,0 +1,67 @@
+// The plan of kron_linear, as Python asks for it.
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/function.h>
+
+#include "host/error.h"
+#include "kron_factors.h"
+#include "kron_linear/plan/kron_plan.h"
+
+namespace cuops {
+
+KronDevice kron_device(int device) {
+  const Hardware& hw = hardware("kron_linear", device);
+  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024};
+}
+
+namespace {
+
+// The groups of factors that a chain of calls applies one after the other: for each, first, count, kind (0: kron_linear_fwd, 1: the
+// vendor's matrix product), samples and slices of a tile, columns, bytes of shared memory, blocks, predicted nanoseconds, bytes,
+// operations.
+tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
+                                                           int64_t inner, bool allow_tf32, int64_t device) {
+  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  const KronDevice facts = kron_device(static_cast<int>(device));
+  KronProblem problem;
+  problem.dtype = static_cast<DType>(dtype);
+  problem.arithmetic = kron_arithmetic(problem.dtype, facts);
+  problem.single = allow_tf32 && dtype == kFloat32;
+  problem.rows = rows;
+  problem.inner = inner;
+  problem.sizes = sizes_of(sizes);
+  tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
+  for (const KronGroup& group : plan_chain(problem, facts)) {
+    const KronFwdParams& p = group.params;
+    const bool direct = group.tuned >= kKronDirect32 && group.tuned < kKronHalf32;
+    const bool sixteens = group.tuned >= kKronSixteensTwo && group.tuned < kKronDirect32;
+    const bool one = group.tuned >= kKronSlices;  // a sample, or less, a block
+    const int samples = one                             ? 1
+                        : group.tuned >= kKronFibersF64 ? group.fibers_params.chain.samples
+                        : group.tuned >= kKronBitsF64   ? 1024 >> group.bits_params.log_sample
+                        : group.tuned >= kKronHalf32    ? 1
+                        : direct                        ? group.direct_params.groups
+                        : sixteens                      ? (group.tuned == kKronSixteensTwo ? 8 : 1)
+                        : group.tuned == kKronSmall     ? group.small_params.samples
+                        : group.tuned != kKronGeneral   ? group.tuned_params.samples
+                                                        : p.samples;
+    const int slices = direct                               ? group.direct_params.slices
+                       : one && group.tuned != kKronProduct ? group.slices_params.slices
+                                                            : p.slices;
+    const int columns = direct                                ? 16 * (group.direct_params.columns > 0)
+                        : group.tuned == kKronSixteensColumns ? 32
+                        : group.tuned == kKronSmall           ? group.small_params.columns
+                        : one                                 ? 0
+                        : group.tuned >= kKronFibersF64       ? group.fibers_params.chain.columns
+                                                              : p.columns;
+    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, slices, columns,
+                      static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
+                      static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
+                      static_cast<int64_t>(group.operations)});
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_plan, cuops::kron_linear_plan);

@@ -1,0 +1,76 @@
+// Gradients of one factor of kron_linear and of its input in a launch, where these are small: checks, the plan, the launch.
+#include <tvm/ffi/function.h>
+
+#include <cmath>
+
+#include "host/error.h"
+#include "host/tensor.h"
+#include "kron_factors.h"
+#include "kron_linear/plan/kron_plan_product.h"
+
+namespace cuops {
+namespace {
+
+using OptionalTensor = tvm::ffi::Optional<TensorView>;
+
+KronProductPlan plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, int device) {
+  const bool clusters = hardware("kron_linear_product", device).clusters;
+  return plan_product_bwd(problem, needs_dx, needs_dw, clusters, kron_device(device));
+}
+
+// The predicted nanoseconds of kron_linear_bwd_product for these sizes; 0 where there is no kernel.
+int64_t kron_linear_bwd_product_time(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, bool needs_dx,
+                                     bool needs_dw, int64_t device) {
+  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  const KronProductProblem problem{static_cast<DType>(dtype), rows, inner, out, in};
+  const KronProductPlan plan = plan_bwd(problem, needs_dx, needs_dw, static_cast<int>(device));
+  return std::isinf(plan.nanoseconds) ? 0 : static_cast<int64_t>(plan.nanoseconds);
+}
+
+// The gradients of y (rows, out, inner) = w (out, in) times x (rows, in, inner): of x, of w, or both; contiguous arrays on one GPU,
+// but w may have any strides.
+void kron_linear_bwd_product(OptionalTensor dx, OptionalTensor dw, TensorView dy, TensorView x, tvm::ffi::Tensor w) {
+  const DType dtype = dtype_of(x, "x");
+  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  if (x.ndim() != 3 || dy.ndim() != 3) raise("ValueError", "x: expected (rows, in, inner), and dy (rows, out, inner)");
+  const std::vector<KronSize> sizes = sizes_of(tvm::ffi::Array<tvm::ffi::Tensor>{w}, dtype, x.device());
+  const KronProductProblem problem{dtype, x.size(0), x.size(2), sizes[0].out, sizes[0].in};
+  if (x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: expected no empty array");
+  auto check = [&](TensorView t, const char* name, std::int64_t size) {
+    if (dtype_of(t, name) != dtype) raise("TypeError", std::string(name) + ": expected x's dtype");
+    expect_device(t, name, x.device());
+    if (!t.is_contiguous() || t.ndim() != 3 || t.size(0) != problem.rows || t.size(1) != size || t.size(2) != problem.inner)
+      raise("ValueError", std::string(name) + ": expected a contiguous array (rows, size, inner)");
+    return KronProductArray{data_of(t), size * problem.inner};
+  };
+  const KronProductArray x_array = check(x, "x", problem.in), dy_array = check(dy, "dy", problem.out);
+  const int device = x.device().device_id;
+  if (!dx.has_value() && !dw.has_value()) return;
+  const KronProductPlan plan = plan_bwd(problem, dx.has_value(), dw.has_value(), device);
+  if (std::isinf(plan.nanoseconds)) raise("ValueError", "x: no kernel; ask kron_linear_bwd_product_time");
+  KronFactor factor[1];
+  fill_factors(factor, {w}, dtype);
+  KronProductParams p{};
+  KronProduct* next = p.product;
+  if (dw.has_value()) {
+    expect_matrix(*dw, "dw", dtype, x.device(), problem.out, problem.in);
+    *next = product_of_dw(problem, data_of(*dw), dy_array, x_array);
+    set_tiles(next++, plan.splits);
+  }
+  if (dx.has_value()) {
+    *next = product_of_dx(problem, check(*dx, "dx", problem.in), dy_array, factor[0]);
+    set_tiles(next++, 1);
+  }
+  const unsigned cluster = static_cast<unsigned>(plan.splits);
+  LaunchShape shape{static_cast<unsigned>(round_up(p.product[0].blocks + p.product[1].blocks, cluster)), kProductThreads};
+  shape.cluster = cluster;
+  shape.overlaps = true;
+  const ContextGuard context(device);
+  launch(product_kernel(dtype), device, current_stream(x.device()), shape, &p);
+}
+
+}  // namespace
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_product_time, cuops::kron_linear_bwd_product_time);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_product, cuops::kron_linear_bwd_product);

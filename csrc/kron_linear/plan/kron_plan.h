@@ -1,0 +1,154 @@
+// Which factors of a Kronecker product run in which kernel, with which tile: chosen by a model of what each would cost.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "host/kernel.h"
+#include "kron_linear.h"
+#include "kron_linear/kron_fibers.h"
+#include "kron_linear/kron_slices.h"
+
+namespace cuops {
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+inline std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
+// The exponent of the least power of two that is at least n.
+inline int log_from(std::int64_t n) {
+  int log = 0;
+  while ((std::int64_t{1} << log) < n) ++log;
+  return log;
+}
+
+struct KronSize {
+  std::int64_t out, in;
+};
+
+constexpr std::int64_t kKronMostStride = 1 << 22;  // from sample to sample of a linear problem: those of a tile are within 2^31
+
+struct KronProblem {
+  DType dtype;
+  KronArithmetic arithmetic;
+  bool single;               // float32 as TF32
+  bool aligned = true;       // rows of x and y are whole vectors
+  bool linear = true;        // and have one stride, of at most kKronMostStride
+  bool mapped = true;        // and, in x, do not overlap
+  std::int64_t rows, inner;  // samples; columns beyond the factors' axes
+  std::vector<KronSize> sizes;
+};
+
+// The kernels, in the order of kron_linear.cc's.
+enum KronKernel {
+  kKronGeneral,
+  kKronTunedSingle,
+  kKronTunedPairs,
+  kKronTunedPairs128,
+  kKronSmall,
+  kKronSixteensTwo,  // and those after it: plan_sixteens's
+  kKronSixteensColumns,
+  kKronSixteensThree,
+  kKronDirect32,  // and those after it: plan_direct's
+  kKronDirect64,
+  kKronDirect128,
+  kKronColumns64,
+  kKronColumns128,
+  kKronCube,
+  kKronCubeF64,
+  kKronHalf32,  // and those after it: plan_half's
+  kKronHalf64,
+  kKronHalfCube,
+  kKronBFloat32,
+  kKronBFloat64,
+  kKronBFloatCube,
+  kKronDouble16,  // and those after it: plan_double's
+  kKronDouble24,
+  kKronDouble32,
+  kKronDouble48,
+  kKronDouble64,
+  kKronWide64,  // and those after it: plan_wide's
+  kKronWide64Half,
+  kKronWide64BFloat,
+  kKronWide128,
+  kKronWide128Half,
+  kKronWide128BFloat,
+  kKronBitsF64,  // and those after it: plan_bits's
+  kKronBits,
+  kKronTwos,  // one a dtype
+  kKronFibersF64 = kKronTwos + 4,
+  kKronFibers,
+  kKronSlices,                     // two a dtype: plan_slices's
+  kKronProduct = kKronSlices + 8,  // kron_linear_product.cu
+};
+
+// One group of neighbouring factors: a launch of the fused kernel, or one factor, or the product of two, for the vendor's matrix
+// product.
+struct KronGroup {
+  int first = 0, count = 0;
+  bool fused = false;
+  KronKernel tuned = kKronGeneral;
+  KronFwdParams params{};          // of the general kernel: all but the arrays
+  KronTunedParams tuned_params{};  // of the tuned ones
+  KronSmallParams small_params{};  // of that for small factors
+  KronSixteensParams sixteens_params{};
+  KronDirectParams direct_params{};
+  KronHalfParams half_params{};
+  KronBitsParams bits_params{};
+  KronFibersParams fibers_params{};
+  KronSlicesParams slices_params{};
+  LaunchShape shape{};
+  double nanoseconds = 0, bytes = 0, operations = 0;
+};
+
+struct KronDevice {
+  int capability, tuned, cuda, multiprocessors, shared_bytes, shared_bytes_a_multiprocessor;
+};
+
+KronDevice kron_device(int device);
+
+// Rows in shared memory are an odd multiple of so many units of 16 bytes apart, which keeps what a warp reads in different banks: 8
+// rows of 16 bytes, or in float64 4 of 32.
+inline int kron_gap(DType dtype) { return dtype == kFloat64 ? 2 : 1; }
+
+// What a plan is known by: numbers, and the sizes.
+inline std::vector<std::int64_t> plan_key(std::vector<std::int64_t> numbers, const std::vector<KronSize>& sizes) {
+  for (const KronSize& size : sizes) numbers.insert(numbers.end(), {size.out, size.in});
+  return numbers;
+}
+
+KronDivisor kron_divisor(std::int64_t d);
+KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device);
+
+// Multiplications and additions that a row of `state` elements takes, factor after factor.
+template <class Factor>
+double operations_of(Factor factor, Factor end, double state) {
+  double operations = 0;
+  for (; factor != end; ++factor) {
+    operations += 2 * state * static_cast<double>(factor->out);
+    state *= static_cast<double>(factor->out) / static_cast<double>(factor->in);
+  }
+  return operations;
+}
+
+// The best launch of the general kernel, and of those for certain sizes; not fused where there is none.
+KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_double(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_product(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_slices(const KronProblem& problem, const KronDevice& device);
+void set_sample_strides(KronSmallParams* p);
+
+// The best fused launch for all of the problem's factors; not fused where none fits.
+KronGroup plan_group(const KronProblem& problem, const KronDevice& device);
+
+// The chain of groups for a problem.
+std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device);
+
+}  // namespace cuops

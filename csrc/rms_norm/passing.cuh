@@ -1,0 +1,54 @@
+// What a kernel reads once, on its way through L2.
+#pragma once
+
+#include "device/numeric.cuh"
+#include "rows.h"
+
+namespace cuops {
+
+// Lines that L2 keeps longest let memory serve reads and writes side by side a few percent faster on Hopper (docs/design.md). They
+// would outlive the kernel and take room from those after it, so what may still be there at the end is to be released.
+class Passing {
+ public:
+  __device__ explicit Passing(bool lasts) {
+#if __CUDA_ARCH__ >= 900
+    unsigned long long last, normal;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+    policy_ = lasts ? last : normal;
+#endif
+  }
+
+  template <class Vector>
+  __device__ Vector load(const Vector* from) const {
+    static_assert(sizeof(Vector) == 16);
+#if __CUDA_ARCH__ >= 900
+    uint4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from), "l"(policy_));
+#else
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+#endif
+    return *reinterpret_cast<const Vector*>(&v);
+  }
+
+  // Gives back line `at` of a row of n elements, if all of it is within its matrix of `count` rows. Threads that share a row have
+  // 32 bytes of it or more each, so that a line each is enough.
+  template <class T>
+  static __device__ void release(const Rows& rows, long long count, long long n, long long row, int at) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kLine = 128;
+    const T *const begin = static_cast<const T*>(rows.data), *const from = begin + row * rows.stride;
+    const char* const line = reinterpret_cast<const char*>((reinterpret_cast<unsigned long long>(from) & -kLine) + at * kLine);
+    if (line < reinterpret_cast<const char*>(from + n) && line >= reinterpret_cast<const char*>(begin) &&
+        line + kLine <= reinterpret_cast<const char*>(begin + (count - 1) * rows.stride + n))
+      asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(line) : "memory");
+#endif
+  }
+
+ private:
+  unsigned long long policy_ = 0;
+};
+
+}  // namespace cuops

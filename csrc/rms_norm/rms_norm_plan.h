@@ -1,0 +1,21 @@
+// Which kernel the forward of RMSNorm runs in, and in which shape.
+#pragma once
+
+#include "host/kernel.h"
+#include "rms_norm.h"
+
+namespace cuops {
+
+struct RmsNormFwdPlan {
+  Kernel& kernel;
+  LaunchShape shape;
+};
+
+// For a call whose arrays and scalars `p` has; completes `p` with what the kernel needs to know of the plan.
+RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device);
+
+// The row from which on L2 is not to keep what it keeps longest (passing.cuh) beyond the kernel: what comes before, later
+// rows have pushed out by then. kNoRow where all of it would have to be given back: nothing is kept then.
+long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardware& hw);
+
+}  // namespace cuops

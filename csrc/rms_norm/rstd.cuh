@@ -1,0 +1,42 @@
+// The reciprocal root mean square of a row, from the sum of its squares.
+#pragma once
+
+#include "device/numeric.cuh"
+#include "rms_norm.h"
+
+namespace cuops {
+
+template <class Acc, class Params>
+__device__ const RmsNormScalars<Acc>& scalars(const Params& p) {
+  if constexpr (kSame<Acc, double>) {
+    return p.float64;
+  } else {
+    return p.float32;
+  }
+}
+
+template <class Acc>
+__device__ Acc mean_plus_eps(Acc sum, const RmsNormScalars<Acc>& s, Acc eps) {
+  return fma(sum, s.inverse_n, fma(sum, s.inverse_n_rest, eps));
+}
+
+// 1 / sqrt(mean(x^2) + eps) of a row times `scale`, divided by `scale`, a power of two; 0 for a row of zeros, also with eps = 0.
+template <class Acc>
+__device__ Acc rstd_of(Acc sum, const RmsNormScalars<Acc>& s, Acc scale) {
+  const Acc mean = isinf(sum) ? sum : mean_plus_eps(sum, s, s.eps * scale * scale);
+  return mean == Acc(0) || isinf(mean) ? Acc(0) : rsqrt_rn(mean);
+}
+
+// Where a sum of squares is neither overflowing nor drowning.
+template <class Acc>
+struct Range;
+template <>
+struct Range<float> {
+  static constexpr float kSmallest = 1e-18f, kLargest = 3e38f;
+};
+template <>
+struct Range<double> {
+  static constexpr double kSmallest = 1e-280, kLargest = 1e308;
+};
+
+}  // namespace cuops

@@ -1,0 +1,72 @@
+// Rows that start anywhere, in vectors of 16 bytes that do not: the first and the last may be partly the neighbours'.
+#pragma once
+
+#include "device/row.cuh"
+
+namespace cuops {
+
+// A vector of elements from..to - 1, and zeros. Out of line, because it is rare and long.
+template <class T>
+__device__ __noinline__ uint4 gather(const T* start, int from, int to) {
+  constexpr int kWidth = kVectorWidth<T>;
+  alignas(16) T v[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) v[j] = j >= from && j < to ? start[j] : convert<T>(0.0f);
+  return *reinterpret_cast<const uint4*>(v);
+}
+
+// Stores elements from..to - 1 of a vector.
+template <class T>
+__device__ __noinline__ void scatter(T* start, uint4 v, int from, int to) {
+#pragma unroll
+  for (int j = 0; j < kVectorWidth<T>; ++j) {
+    if (j >= from && j < to) start[j] = reinterpret_cast<const T*>(&v)[j];
+  }
+}
+
+// The vectors that a row touches. Without kPhased every row starts at one and is a whole number of them. With it, all rows that a
+// thread works on start equally far behind one, so that each of its vectors has the same columns in every row.
+template <class T, bool kPhased>
+struct Windows {
+  static constexpr int kWidth = kVectorWidth<T>;
+  int phase, n, count;
+
+  __device__ Windows(const Rows& rows, long long row, int n) : phase(0), n(n) {
+    if constexpr (kPhased) {
+      const auto start = reinterpret_cast<unsigned long long>(static_cast<const T*>(rows.data) + row * rows.stride);
+      phase = static_cast<int>(start & 15) / static_cast<int>(sizeof(T));
+    }
+    count = (phase + n + kWidth - 1) / kWidth;
+  }
+  __device__ uint4* of(const Rows& rows, long long row) const {
+    return reinterpret_cast<uint4*>(static_cast<T*>(rows.data) + row * rows.stride - phase);
+  }
+  // The column of the first element, and which elements are the row's.
+  __device__ int column(int at) const { return at * kWidth - phase; }
+  __device__ int from(int at) const { return at == 0 ? phase : 0; }
+  __device__ int to(int at) const { return min(kWidth, n - column(at)); }
+  __device__ bool is_shared(int at) const {
+    if constexpr (!kPhased) return false;
+    return (at == 0 && phase > 0) || to(at) < kWidth;
+  }
+  // Whether it may reach beyond the array's first element or its last.
+  __device__ bool leaves(long long row, long long rows, int at) const {
+    return (row == 0 && at == 0 && phase > 0) || (row == rows - 1 && to(at) < kWidth);
+  }
+
+  // A vector with zeros for what is not the row's.
+  __device__ uint4 trimmed(uint4 v, int at) const {
+    constexpr int kBits = 8 * sizeof(T);
+    unsigned* const words = &v.x;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) words[k] &= bits_from(from(at) * kBits - 32 * k) & ~bits_from(to(at) * kBits - 32 * k);
+    return v;
+  }
+  // The same of an array that starts anywhere and may end within the vector.
+  __device__ uint4 gathered(const T* start, int at) const { return gather(start + column(at), from(at), to(at)); }
+
+ private:
+  __device__ static unsigned bits_from(int bit) { return bit >= 32 ? 0u : ~0u << max(bit, 0); }
+};
+
+}  // namespace cuops
