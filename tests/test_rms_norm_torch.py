@@ -12,7 +12,7 @@ from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, mak
 from torch._dynamo.testing import CompileCounter
 
 gpu = pytest.mark.gpu
-
+BACKEND = {"cpu": "aot_eager", "cuda": "inductor"}  # of torch.compile: inductor needs a compiler of the machine's
 
 GRADIENT_SHAPES = [(3, 5), (40, 64), (7, 1000), (33, 1024), (5, 4096), (3, 4097), (2, 8192), (700, 96)]
 
@@ -46,17 +46,133 @@ def test_gradients_agree_with_the_definition(shape, with_bias, dtype, device):
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
+def transposed(rows, n, dtype, device, seed):
+    return make((2, rows, n), dtype, device, seed).transpose(0, 1)
+
+
+def row_major(rows, n, dtype, device, seed):
+    return make((rows, n), dtype, device, seed)
+
+
+@pytest.mark.parametrize("layout", [row_major, transposed])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_opcheck(with_residual, device):
+def test_opcheck(with_residual, layout, device):
     for dtype, n in itertools.product((torch.float32, torch.bfloat16), (8, 13)):
-        x, weight, bias = (make(shape, dtype, device).requires_grad_() for shape in ((3, n), (n,), (n,)))
-        residual = make((3, n), dtype, device).requires_grad_() if with_residual else None
+        x, dy, dh = (layout(3, n, dtype, device, seed).requires_grad_() for seed in range(3))
+        weight, bias = (make((n,), dtype, device, seed).requires_grad_() for seed in (3, 4))
+        residual = layout(3, n, dtype, device, 5).requires_grad_() if with_residual else None
         torch.library.opcheck(torch.ops.cuops.rms_norm_fwd.default, (x, residual, weight, bias, 1e-6, 0.0, None))
+        for needs_dweight, bias_dtype in ((True, dtype), (False, None)):
+            arguments = dy, dh if with_residual else None, x, weight, needs_dweight, bias_dtype, 1e-6, 0.0
+            torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
+
+
+@pytest.mark.parametrize("layout", [row_major, transposed])
+def test_compiled_gradients_are_those_of_eager_calls(layout, device):
+    x, residual = (layout(6, 32, torch.float32, device, seed).requires_grad_() for seed in (0, 1))
+    weight = make((32,), torch.float32, device, 2).requires_grad_()
+
+    def loss(x, weight, residual):
+        y, h = cuops.rms_norm(x, weight, residual=residual)
+        return (y.transpose(0, 1).cos() * h.transpose(0, 1)).sum()
+
+    want = torch.autograd.grad(loss(x, weight, residual), (x, weight, residual))
+    compiled = torch.compile(loss, fullgraph=True, backend=BACKEND[device.type])
+    got = torch.autograd.grad(compiled(x, weight, residual), (x, weight, residual))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_gradients_of_a_wider_y_are_not_rounded_on_their_way(dtype, device):
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    x, weight = make((40, 64), dtype, device).requires_grad_(), make((64,), dtype, device, 1).requires_grad_()
+    dy = make((40, 64), wide, device, 2) * 2.0**17  # beyond float16
+    dx, dweight = torch.autograd.grad(cuops.rms_norm(x, weight, eps=1e-3, out_dtype=wide), (x, weight), dy)
+    inputs = [t.detach().double().requires_grad_() for t in (x, weight)]
+    y = inputs[0] * torch.rsqrt(inputs[0].square().mean(-1, keepdim=True) + 1e-3) * inputs[1]
+    want = torch.autograd.grad(y, inputs, dy.double())
+    eps = torch.finfo(dtype).eps
+    for got, exact in zip((dx, dweight), want, strict=True):
+        limit = torch.finfo(dtype).max
+        assert got.dtype == dtype
+        assert (got.isinf() == (exact.abs() > limit)).all()
+        close = (got.double() - exact).abs() <= eps / 2 * exact.abs() + 2.0**17 * 1e-5
+        assert (close | got.isinf()).all()
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_have_the_dtypes_of_their_inputs(dtype, weight_dtype, device):
+    x = make((40, 64), dtype, device).requires_grad_()
+    weight, bias = (make((64,), weight_dtype, device, seed).requires_grad_() for seed in (1, 2))
+    for inputs in ([x, weight], [x, weight, bias]):
+        got = torch.autograd.grad(cuops.rms_norm(*inputs).sum(), inputs)
+        want = torch.autograd.grad(cuops.rms_norm(*[t.double() for t in inputs]).sum(), inputs)
+        for a, b, given in zip(got, want, inputs, strict=True):
+            assert a.dtype == given.dtype
+            torch.testing.assert_close(a, b, rtol=2 * torch.finfo(given.dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=4)), ids=str)
+def test_only_the_gradients_that_are_wanted_are_computed(wanted, device):
+    x, residual = (
+        make((5, 64), device=device, seed=seed).requires_grad_(wants) for seed, wants in enumerate(wanted[:2])
+    )
+    weight, bias = (
+        make((64,), device=device, seed=seed).requires_grad_(wants) for seed, wants in enumerate(wanted[2:], 2)
+    )
+    if not any(wanted):
+        return
+    y, h = cuops.rms_norm(x, weight, bias, residual=residual)
+    (y.square().sum() + h.sum()).backward()
+    everything = [t.detach().requires_grad_() for t in (x, residual, weight, bias)]
+    y, h = cuops.rms_norm(everything[0], *everything[2:], residual=everything[1])
+    (y.square().sum() + h.sum()).backward()
+    for tensor, wants, other in zip((x, residual, weight, bias), wanted, everything, strict=True):
+        assert (tensor.grad is not None) == wants
+        if wants:
+            torch.testing.assert_close(tensor.grad, other.grad)
+
+
+def test_sums_that_nobody_wants_are_not_made(device):
+    dy, x, weight = (make(shape, device=device, seed=seed) for seed, shape in enumerate(((5, 64), (5, 64), (64,))))
+    dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, False, None, 1e-6, 0.0)
+    assert dweight.numel() == dbias.numel() == 0
+    everything = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, True, torch.float32, 1e-6, 0.0)
+    torch.testing.assert_close(dx, everything[0])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_several_gradients_at_once(device):
+    x, weight = make((3, 8), device=device).requires_grad_(), make((8,), device=device, seed=1).requires_grad_()
+    y = cuops.rms_norm(x, weight)
+    dys = make((4, 3, 8), device=device, seed=2)
+
+    def gradients(dy, **options):
+        return torch.autograd.grad(y, (x, weight), dy, retain_graph=True, **options)
+
+    want = [torch.stack(parts) for parts in zip(*map(gradients, dys), strict=True)]
+    torch.testing.assert_close(list(gradients(dys, is_grads_batched=True)), want)
+    torch.testing.assert_close(list(torch.func.vmap(gradients)(dys)), want)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_traced_graphs_call_the_operator(device):
+    x, weight = make((3, 64), device=device), make((64,), device=device, seed=1)
+    traced = torch.jit.trace(lambda x: cuops.rms_norm(x, weight), x)
+    assert torch.equal(traced(2 * x), cuops.rms_norm(2 * x, weight))
+
+
+def test_the_gradient_of_rstd_holds_where_its_cube_does_not(device):
+    x = torch.full((2, 8), 1e-15, device=device, requires_grad=True)
+    cuops.rms_norm(x, eps=0, return_rstd=True)[1].sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, -1 / (8 * 1e-15**2)), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_into_one_graph(dynamic, device):
-    @torch.compile(fullgraph=True, dynamic=dynamic, backend="aot_eager" if device.type == "cpu" else "inductor")
+    @torch.compile(fullgraph=True, dynamic=dynamic, backend=BACKEND[device.type])
     def layer(x, weight, residual):
         y, h = cuops.rms_norm(x, weight, residual=residual)
         return cuops.rms_norm(y * 2, weight) + h

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from . import _backend, reference
 from ._arguments import dtype_name
-from ._transforms import is_transformed
+from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -21,8 +21,8 @@ library.define(
     "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
 )
 library.define(
-    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, ScalarType? bias_dtype, float eps, "
-    "float weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)"
+    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, bool needs_dweight, ScalarType? bias_dtype, "
+    "float eps, float weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 
 
@@ -58,36 +58,41 @@ def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type
 
 def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
-    return y, x.new_empty(0) if residual is None else h, rstd
+    return y.contiguous(), x.new_empty(0) if residual is None else h.contiguous(), rstd.contiguous()
 
 
-def _empty_bwd(h, weight, bias_dtype):  # type: ignore[no-untyped-def]
+def _empty_bwd(h, weight, needs_dweight, bias_dtype):  # type: ignore[no-untyped-def]
     """dx, dweight and dbias (empty where there is none), not yet written."""
     dx = torch.empty_like(h, memory_format=torch.contiguous_format)
-    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format) if weight is not None else h.new_empty(0)
+    dweight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_dweight else h.new_empty(0)
     return dx, dweight, h.new_empty(0 if bias_dtype is None else h.shape[-1], dtype=bias_dtype)
 
 
-def _bwd_cuda(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
-    lib = _backend.library()
-    with_bias = bias_dtype is not None
-    arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), _parameter(weight, h)
+def _bwd_cuda(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     if h.numel() == 0:
-        return _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset)
-    dx, dweight, dbias = _empty_bwd(h, weight, bias_dtype)
+        return _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset)
+    if dy.dtype != h.dtype and (wide := torch.promote_types(dy.dtype, h.dtype)) != h.dtype:
+        # A float32 gradient of a float16 x may be beyond float16's range, and all of it counts in the sums.
+        arrays = dy.to(wide), None if dh is None else dh.to(wide), h.to(wide), weight
+        dx, dweight, dbias = _bwd_cuda(*arrays, needs_dweight, bias_dtype, eps, weight_offset)
+        return dx.to(h.dtype), dweight, dbias
+    lib = _backend.library()
+    parameter = _parameter(weight, h)
+    arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), parameter
+    dx, dweight, dbias = _empty_bwd(h, parameter, needs_dweight, bias_dtype)
+    with_bias = bias_dtype is not None
     scratch = h.new_empty(
         lib.rms_norm_bwd_scratch(*arrays, with_bias, weight_offset), dtype=_sums_dtype(h.dtype)
     )  # fmt: skip
-    lib.rms_norm_bwd(
-        dx, None if weight is None else dweight, dbias if with_bias else None, scratch, *arrays, eps, weight_offset
-    )  # fmt: skip
-    return dx, dweight, dbias
+    sums = dweight if needs_dweight else None, dbias if with_bias else None
+    lib.rms_norm_bwd(dx, *sums, scratch, *arrays, eps, weight_offset)
+    return dx, dweight if parameter is weight or not needs_dweight else dweight.to(weight.dtype), dbias
 
 
-def _bwd_plain(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+def _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     dx, dweight, dbias = reference.rms_norm_torch_backward(dy, dh, h, weight, eps, weight_offset)
-    empty = h.new_empty(0)
-    return dx, empty if dweight is None else dweight, empty if bias_dtype is None else dbias.to(bias_dtype)
+    dweight = dweight if needs_dweight else h.new_empty(0)
+    return dx.contiguous(), dweight, h.new_empty(0) if bias_dtype is None else dbias.to(bias_dtype)
 
 
 library.impl("rms_norm_fwd", _fwd_cuda, "CUDA")
@@ -102,8 +107,8 @@ def _fwd_fake(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type
 
 
 @torch.library.register_fake("cuops::rms_norm_bwd", lib=library)
-def _bwd_fake(dy, dh, h, weight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
-    return _empty_bwd(h, weight, bias_dtype)
+def _bwd_fake(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+    return _empty_bwd(h, weight, needs_dweight, bias_dtype)
 
 
 def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -117,20 +122,23 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     h, weight, rstd = ctx.saved_tensors
     dx = dweight = dbias = None
+    _, _, needs_dweight, needs_dbias, *_ = ctx.needs_input_grad
     if dy is not None:
-        args = dy, dh if ctx.has_residual else None, h, weight, ctx.bias_dtype, ctx.eps, ctx.weight_offset
-        dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(*args)
+        arrays = dy, dh if ctx.has_residual else None, h, weight
+        sums = needs_dweight, ctx.bias_dtype if needs_dbias else None
+        dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(*arrays, *sums, ctx.eps, ctx.weight_offset)
     elif dh is not None and ctx.has_residual:
         dx = dh
     if drstd is not None:
-        through_rstd = (-drstd * rstd**3 / h.shape[-1]).unsqueeze(-1) * h
+        # In float64, as the cube of rstd may be beyond float32 where its product with h is not.
+        through_rstd = (-drstd.double() * rstd.double() ** 3 / h.shape[-1]).unsqueeze(-1) * h
         dx = through_rstd.to(h.dtype) if dx is None else dx + through_rstd.to(h.dtype)
-    dweight, dbias = None if weight is None else dweight, None if ctx.bias_dtype is None else dbias
+    dweight, dbias = dweight if needs_dweight else None, dbias if needs_dbias else None
     return dx, dx if ctx.has_residual else None, dweight, dbias, None, None, None
 
 
 def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    dy, dh, h, weight, ctx.bias_dtype, ctx.eps, ctx.weight_offset = inputs
+    dy, dh, h, weight, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(dy, dh, h, weight)
 
@@ -140,7 +148,7 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     tensors = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
     dy, dh, h, weight = tensors
     with torch.enable_grad():
-        outputs = _bwd_plain(dy, dh, h, weight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
+        outputs = _bwd_plain(dy, dh, h, weight, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
     inputs = [t for t in tensors if t is not None]
     pairs = [
         (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None and output.requires_grad
@@ -150,7 +158,7 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
         found = iter(
             torch.autograd.grad([output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True)
         )
-    return *[None if t is None else next(found) for t in tensors], None, None, None
+    return *[None if t is None else next(found) for t in tensors], None, None, None, None
 
 
 torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
@@ -159,7 +167,7 @@ torch.library.register_autograd("cuops::rms_norm_bwd", _second, setup_context=_s
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
-_empty_like = torch.empty_like
+_empty_like, _tracing_state = torch.empty_like, torch._C._get_tracing_state
 
 
 @functools.cache
@@ -180,6 +188,7 @@ def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
         and _modes() == 0
         and _peek() is None
         and forward_ad._current_level < 0
+        and _tracing_state() is None
     )
 
 
@@ -232,8 +241,10 @@ class _Direct(torch.autograd.Function):
         wants_x, wants_residual, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
         if dy is None:
             return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
-        backward = torch.ops.cuops.rms_norm_bwd if torch.is_grad_enabled() else _bwd_cuda
-        dx, dweight, dbias = backward(dy, dh, h, weight, *ctx.constants)
+        bias_dtype, eps, weight_offset = ctx.constants
+        backward = torch.ops.cuops.rms_norm_bwd if torch.is_grad_enabled() or is_batched(dy) else _bwd_cuda
+        sums = wants_weight, bias_dtype if wants_bias else None
+        dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
         return (
             dx if wants_x else None, dx if wants_residual else None,
             dweight if wants_weight else None, dbias if wants_bias else None, None, None,

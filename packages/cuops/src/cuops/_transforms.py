@@ -6,9 +6,18 @@ import torch
 from torch.autograd import forward_ad
 
 _peek, _Interpreter = torch._C._functorch.peek_interpreter_stack, torch._C._functorch.CInterpreter
+_is_wrapped, _is_legacy_batched = (
+    torch._C._functorch.is_functorch_wrapped_tensor,
+    torch._C._functorch.is_legacy_batchedtensor,
+)
 
 
 def is_transformed() -> bool:
     """Whether a transform of torch.func, or forward-mode differentiation, is at work."""
     # Under torch.compile, the interpreter that is not there is not None.
     return isinstance(_peek(), _Interpreter) or forward_ad._current_level >= 0
+
+
+def is_batched(gradient: torch.Tensor) -> bool:
+    """Whether this stands for several gradients: in a vmap of torch.func, or in that of is_grads_batched."""
+    return _is_legacy_batched(gradient) or _is_wrapped(gradient)
