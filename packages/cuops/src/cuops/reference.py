@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .cem._state import Refit, State
 
 
-CHUNK = 1 << 13  # columns, and calls of Philox, at once: what they need stays in the cache
+CHUNK = 1 << 13  # elements, columns or calls of Philox at once: what they need stays in the cache
 CUDA_CHUNK = 1 << 20  # likewise on a GPU, which each operation must fill
 
 
@@ -31,24 +31,31 @@ def rms_norm_numpy(
     """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual."""
     import numpy as np
 
-    wide = x.astype(np.float64)
-    h = x if residual is None else (wide + residual).astype(x.dtype)
-    wide = h.astype(np.float64)
-    largest = np.max(np.abs(wide), axis=-1, keepdims=True, initial=np.sqrt(eps))
-    # A power of two keeps the squares of float64 in range, exactly.
-    exponent = np.maximum(np.frexp(np.where(np.isfinite(largest), largest, 1))[1], -1000)
-    scale = np.exp2(-exponent.astype(np.float64))
-    scaled = wide * scale
+    *leading, n = x.shape
+    rows = math.prod(leading)
+    flat = x.reshape(rows, n)
+    added = None if residual is None else residual.reshape(rows, n)
+    h = flat if added is None else np.empty((rows, n), x.dtype)
+    y = np.empty((rows, n), out_dtype or x.dtype)
+    rstd = np.empty((rows, 1), np.float64 if x.dtype == np.float64 else np.float32)
+    factor = None if weight is None else weight.astype(np.float64) + weight_offset
+    term = 0.0 if bias is None else bias.astype(np.float64)
+    step = max(CHUNK // max(n, 1), 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        rms = np.sqrt(np.square(scaled).sum(-1, keepdims=True) / max(x.shape[-1], 1) + eps * scale * scale)
-        y = np.where(rms == 0, 0.0, scaled / rms)
-        rstd = np.where(rms == 0, 0.0, scale / rms)
-        if weight is not None:
-            y = y * (weight.astype(np.float64) + weight_offset)
-        if bias is not None:
-            y = y + bias.astype(np.float64)
-        rstd = rstd[..., 0].astype(np.float64 if x.dtype == np.float64 else np.float32)
-        return y.astype(out_dtype or x.dtype), h, rstd
+        for part in (slice(first, first + step) for first in range(0, rows, step)):
+            if added is not None:
+                h[part] = flat[part].astype(np.float64) + added[part]
+            wide = h[part].astype(np.float64)
+            largest = np.max(np.abs(wide), axis=-1, keepdims=True, initial=np.sqrt(eps))
+            # A power of two keeps the squares of float64 in range, exactly.
+            exponent = np.maximum(np.frexp(np.where(np.isfinite(largest), largest, 1))[1], -1000)
+            scale = np.exp2(-exponent.astype(np.float64))
+            scaled = wide * scale
+            rms = np.sqrt(np.square(scaled).sum(-1, keepdims=True) / max(n, 1) + eps * scale * scale)
+            normalized = np.where(rms == 0, 0.0, scaled / rms)
+            y[part] = (normalized if factor is None else normalized * factor) + term
+            rstd[part] = np.where(rms == 0, 0.0, scale / rms)
+    return y.reshape(x.shape), x if added is None else h.reshape(x.shape), rstd.reshape(leading)
 
 
 def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
