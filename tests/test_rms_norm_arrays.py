@@ -95,6 +95,39 @@ def test_in_place_writes_into_x(device):
     assert torch.equal(x, want)
 
 
+def test_in_place_over_several_dimensions(device):
+    x = make((3, 4, 5), device=device)
+    for array in (x.cpu().numpy(), x):
+        want = cuops.rms_norm(array, normalized_shape=(4, 5))
+        assert cuops.rms_norm_(array, normalized_shape=(4, 5)) is array
+        assert (array == want).all()
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_gradients_go_through_a_call_in_place(with_weight, device):
+    x = make((6, 64), device=device).requires_grad_()
+    weight = make((64,), device=device, seed=1).requires_grad_() if with_weight else None
+    inputs = [x] if weight is None else [x, weight]
+    dy = make((6, 64), device=device, seed=2)
+    got = torch.autograd.grad(cuops.rms_norm_(2 * x, weight), inputs, dy)
+    assert all(map(torch.equal, got, torch.autograd.grad(cuops.rms_norm(2 * x, weight), inputs, dy)))
+
+
+def test_numpy_needs_little_memory_beside_its_results(run_python):
+    printed = run_python("""
+        import resource
+        import numpy as np
+        import cuops
+        x = np.ones((1 << 13, 1 << 10), np.float32)
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        cuops.rms_norm(x[:8], residual=x[:8])
+        before = peak()
+        results = cuops.rms_norm(x, residual=x)
+        print((peak() - before) / x.nbytes)
+    """)
+    assert float(printed) < 3  # two results of x's size
+
+
 @gpu
 def test_arrays_of_other_libraries_come_back_as_their_own():
     cupy = pytest.importorskip("cupy")

@@ -101,18 +101,30 @@ def rms_norm(
     return results[0] if len(results) == 1 else results
 
 
-def rms_norm_(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-6, *, weight_offset: float = 0.0) -> Any:
+def rms_norm_(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-6,
+    *,
+    weight_offset: float = 0.0,
+    normalized_shape: int | Sequence[int] | None = None,
+) -> Any:
     """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
 
     Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so is one of fewer dimensions.
+    Where gradients are wanted, they go through a copy of x.
     """
-    dims = _check(x, weight, bias, None, eps, weight_offset, None, None)
+    dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
     if len(x.shape) < 2:
         raise ValueError(f"x: expected at least 2 dimensions, got shape {tuple(x.shape)}")
     if _arguments.is_ndarray(x) and not x.flags.writeable:
         raise ValueError("x: expected a writable array, got a read-only one")
     if _arguments.is_tensor(x):
-        return x.copy_(rms_norm(x, weight, bias, eps, weight_offset=weight_offset))
+        records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+        before = x.clone() if records else x
+        y = rms_norm(before, weight, bias, eps, weight_offset=weight_offset, normalized_shape=normalized_shape)
+        return x.copy_(y)
     if _arguments.is_ndarray(x):
         in_place = x.flags.c_contiguous
         flat, weight, bias = (None if a is None else _flat(a, dims) for a in (x, weight, bias))
