@@ -217,6 +217,35 @@ def test_other_classes_are_replaced_on_request():
     close(model(x), want)
 
 
+class SizedNorm(OtherNorm):
+    """Keeps its size as an int, as some do."""
+
+    def __init__(self, n):
+        super().__init__(n, 1.0)
+        self.normalized_shape = n
+
+
+def test_the_shape_is_that_of_the_weight():
+    model, x = torch.nn.Sequential(SizedNorm(8)), make((3, 8))
+    want = model(x)
+    cuops.nn.replace_rms_norm(model, also={SizedNorm: cuops.nn.Formula("epsilon", weight_offset="offset")})
+    assert model[0].normalized_shape == (8,)
+    close(model(x), want)
+
+
+def test_undo_refuses_modules_that_have_become_others():
+    model = torch.nn.Sequential(torch.nn.RMSNorm(8))
+    replacement = cuops.nn.replace_rms_norm(model)
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", torch.nn.Identity())
+    parametrized = model[0]
+    with pytest.raises(RuntimeError, match="no longer those that replace_rms_norm put there: 0"):
+        replacement.undo()
+    assert model[0] is parametrized
+    torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    replacement.undo()
+    assert type(model[0]) is torch.nn.RMSNorm
+
+
 def test_bad_arguments_are_refused_and_change_nothing():
     model = torch.nn.Sequential(torch.nn.RMSNorm(8), OtherNorm(8, 1.0))
     before = list(model)
@@ -231,6 +260,8 @@ def test_bad_arguments_are_refused_and_change_nothing():
             lambda: cuops.nn.replace_rms_norm(model, {OtherNorm: cuops.nn.Formula()}),
         ),
         (ValueError, "^y_dtype: expected", lambda: cuops.nn.Formula(y_dtype="float32")),
+        (TypeError, "^eps: expected the name of an attribute, got 1e-06", lambda: cuops.nn.Formula(1e-6)),
+        (TypeError, "^weight_offset: expected a number, got NoneType", lambda: cuops.nn.Formula(weight_offset=None)),
     ]:
         with pytest.raises(error, match=message):
             call()

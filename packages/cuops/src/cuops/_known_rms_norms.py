@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import _arguments
+
 
 @dataclass(frozen=True)
 class Formula:
@@ -23,6 +25,10 @@ class Formula:
     def __post_init__(self) -> None:
         if self.y_dtype not in ("x", "promoted", "t5"):
             raise ValueError(f"y_dtype: expected 'x', 'promoted' or 't5', got {self.y_dtype!r}")
+        if not isinstance(self.eps, str):
+            raise TypeError(f"eps: expected the name of an attribute, got {self.eps!r}")
+        if not isinstance(self.weight_offset, str):
+            _arguments.number("weight_offset", self.weight_offset)
 
 
 # MODEL.CLASS is transformers.models.MODEL.modeling_MODEL.CLASS.

@@ -42,9 +42,11 @@ class Replacement:
     def undo(self) -> None:
         """Puts the very modules back that were there; they have the parameters as they are now.
 
-        Raises RuntimeError, and changes nothing, where another module has taken a place since.
+        Raises RuntimeError, and changes nothing, where another module has taken a place since, or a module there has
+        become one of another class, as parametrizations make it.
         """
-        if taken := [place.path for place in self._places if place.parent._modules.get(place.name) is not place.new]:
+        places = ((place, place.parent._modules.get(place.name)) for place in self._places)
+        if taken := [place.path for place, now in places if now is not place.new or type(now) is not RMSNorm]:
             raise RuntimeError(f"these modules are no longer those that replace_rms_norm put there: {', '.join(taken)}")
         for place in self._places:
             place.parent._modules[place.name] = place.old
@@ -158,7 +160,7 @@ def _replacement_of(old: torch.nn.Module, also: Mapping[type, Formula]) -> RMSNo
     offset = formula.weight_offset
     weight = old._parameters["weight"]
     facts = {
-        "normalized_shape": getattr(old, "normalized_shape", None) or tuple(weight.shape),  # type: ignore[union-attr]
+        "normalized_shape": old.normalized_shape if weight is None else tuple(weight.shape),
         "eps": getattr(old, formula.eps),
         "elementwise_affine": weight is not None,
         "weight_offset": getattr(old, offset) if isinstance(offset, str) else offset,
