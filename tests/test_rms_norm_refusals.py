@@ -54,15 +54,22 @@ def bad_calls(x, other):
         ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=-1e-6)),
         ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=float("nan"))),
         ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=float("inf"))),
+        ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=10**400)),
         ("eps", TypeError, lambda: cuops.rms_norm(x, weight, eps="1e-6")),
         ("weight_offset", TypeError, lambda: cuops.rms_norm(x, weight, weight_offset=None)),
         ("weight_offset", ValueError, lambda: cuops.rms_norm(x, weight, weight_offset=float("nan"))),
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=(3,))),
         ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=4.0)),
         ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=(4.0,))),
+        ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=torch.tensor(4))),
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=())),
         ("weight", ValueError, lambda: cuops.rms_norm(x, weight, normalized_shape=(2, 4))),
         ("out_dtype", TypeError, lambda: cuops.rms_norm(x, out_dtype="int8")),
+        ("weight", ValueError, lambda: cuops.rms_norm_(x, other((3,)))),
+        ("bias", ValueError, lambda: cuops.rms_norm_(x, weight, other((5,)))),
+        ("eps", ValueError, lambda: cuops.rms_norm_(x, weight, eps=-1.0)),
+        ("weight_offset", TypeError, lambda: cuops.rms_norm_(x, weight, weight_offset="1")),
+        ("normalized_shape", ValueError, lambda: cuops.rms_norm_(x, normalized_shape=(3,))),
     ]
 
 
@@ -110,6 +117,16 @@ def test_bad_x_is_refused(x, device):
         cuops.rms_norm(x)
     with pytest.raises((TypeError, ValueError), match="^x: expected "):
         cuops.rms_norm_(x)
+
+
+def test_arrays_of_other_libraries_that_are_not_on_a_gpu_are_refused():
+    class OnTheCpu:  # as JAX's arrays say it
+        def __dlpack_device__(self):
+            return 1, 0
+
+    for call in (cuops.rms_norm, lambda x: cuops.rms_norm(np.ones(4), x)):
+        with pytest.raises(TypeError, match="^(x|weight): expected .* or a CUDA array"):
+            call(OnTheCpu())
 
 
 @gpu

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import numbers
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+from . import _dlpack
 from ._torch import torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -43,7 +45,7 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         ma = sys.modules.get("numpy.ma")
         if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
             raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
-    elif not hasattr(value, "__dlpack_device__"):
+    elif not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
         got = type(value).__qualname__
         raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")
     if dtype_name(value.dtype) not in DTYPES:
@@ -89,14 +91,15 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
     """`value` is a finite real number, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
-    if not (-math.inf < value < math.inf and value >= least):  # type: ignore[operator]  # NaN is neither
+    most = sys.float_info.max  # integers may be beyond it
+    if not (-most <= value <= most and value >= least):  # type: ignore[operator]  # NaN is neither
         floor = f" of at least {least}" if least == 0 else ""
         raise ValueError(f"{name}: expected a finite number{floor}, got {value}")
 
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """An integer, or those of a sequence."""
-    given = (value,) if not hasattr(value, "__iter__") else tuple(value)
+    given = tuple(value) if isinstance(value, Iterable) and not is_tensor(value) else (value,)
     if not all(isinstance(size, (int, numbers.Integral)) for size in given):
         raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
     return given
