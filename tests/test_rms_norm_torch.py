@@ -8,6 +8,8 @@ import threading
 import cuops
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, make
 from torch._dynamo.testing import CompileCounter
 
@@ -31,19 +33,41 @@ def test_gradients_agree_with_the_definition(shape, with_bias, dtype, device):
     inputs = [x, residual, weight] + ([bias] if with_bias else [])
     got = torch.autograd.grad((y, h), inputs, (dy, dh))
 
+    assert_gradients_close(got, h, weight, dy, dh)
+    for _ in range(20):
+        y, h = cuops.rms_norm(x, weight, bias if with_bias else None, 1e-4, residual=residual)
+        assert all(map(torch.equal, got, torch.autograd.grad((y, h), inputs, (dy, dh))))
+
+
+def assert_gradients_close(got, h, weight, dy, dh):
+    """Gradients for x, residual, weight and bias, or the first of these, with eps = 1e-4."""
     wide_h, wide_weight, wide_dy = (t.detach().double().requires_grad_() for t in (h, weight, dy))
     wide_y = wide_h * torch.rsqrt(wide_h.square().mean(-1, keepdim=True) + 1e-4) * wide_weight
     dx, dweight = torch.autograd.grad(wide_y, [wide_h, wide_weight], wide_dy)
-    dx = dx + dh.double()
-    result, sums = torch.finfo(dtype), torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-    for a, b in zip(got, [dx, dx, dweight, wide_dy.sum(0)], strict=False):
+    dx, n, rows = dx + dh.double(), h.shape[-1], h.shape[:-1].numel()
+    result, sums = torch.finfo(h.dtype), torch.finfo(torch.float64 if h.dtype == torch.float64 else torch.float32)
+    for a, b in zip(got, [dx, dx, dweight, wide_dy.flatten(0, -2).sum(0)], strict=False):
         # One rounding to the result, and what float32 loses in sums over a row or over all rows of terms of size 10.
-        allowed = result.eps / 2 * b.abs() + sums.eps * (16 + n**0.5 / 8 + shape[0] ** 0.5) * 10
+        allowed = result.eps / 2 * b.abs() + sums.eps * (16 + n**0.5 / 8 + rows**0.5) * 10
         assert ((a.double() - b).abs() <= allowed).all()
-    again = torch.autograd.grad(
-        cuops.rms_norm(x, weight, bias if with_bias else None, 1e-4, residual=residual), inputs, (dy, dh)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    leading=st.lists(st.integers(1, 4), min_size=1, max_size=3), n=st.integers(16, 80), start=st.integers(0, 9),
+    gap=st.integers(0, 9), order=st.permutations(range(3)), with_bias=st.booleans(),
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_any_shape_and_stride(dtype, device, leading, n, start, gap, order, with_bias):
+    def slices(seed):
+        base = make((*leading, start + n + gap), dtype, device, seed)
+        return base[..., start : start + n].permute(*[i for i in order if i < len(leading)], len(leading))
+
+    x, residual, dy, dh = (slices(seed) for seed in range(4))
+    inputs = [t.detach().requires_grad_() for t in (x, residual, *(make((n,), dtype, device, s) for s in (4, 5)))]
+    y, h = cuops.rms_norm(inputs[0], inputs[2], inputs[3] if with_bias else None, 1e-4, residual=inputs[1])
+    got = torch.autograd.grad((y, h), inputs[: 3 + with_bias], (dy, dh))
+    assert_gradients_close(got, h, inputs[2], dy, dh)
 
 
 def transposed(rows, n, dtype, device, seed):
@@ -57,7 +81,7 @@ def row_major(rows, n, dtype, device, seed):
 @pytest.mark.parametrize("layout", [row_major, transposed])
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_opcheck(with_residual, layout, device):
-    for dtype, n in itertools.product((torch.float32, torch.bfloat16), (8, 13)):
+    for dtype, n in ((torch.float32, 13), (torch.bfloat16, 8)):
         x, dy, dh = (layout(3, n, dtype, device, seed).requires_grad_() for seed in range(3))
         weight, bias = (make((n,), dtype, device, seed).requires_grad_() for seed in (3, 4))
         residual = layout(3, n, dtype, device, 5).requires_grad_() if with_residual else None
@@ -108,9 +132,9 @@ def test_gradients_have_the_dtypes_of_their_inputs(dtype, weight_dtype, device):
     for inputs in ([x, weight], [x, weight, bias]):
         got = torch.autograd.grad(cuops.rms_norm(*inputs).sum(), inputs)
         want = torch.autograd.grad(cuops.rms_norm(*[t.double() for t in inputs]).sum(), inputs)
-        for a, b, given in zip(got, want, inputs, strict=True):
-            assert a.dtype == given.dtype
-            torch.testing.assert_close(a, b, rtol=2 * torch.finfo(given.dtype).eps, atol=1e-4)
+        for a, b, tensor in zip(got, want, inputs, strict=True):
+            assert a.dtype == tensor.dtype
+            torch.testing.assert_close(a, b, rtol=2 * torch.finfo(tensor.dtype).eps, atol=1e-4)
 
 
 @pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=4)), ids=str)
@@ -235,6 +259,29 @@ def test_cuda_graph_replays_on_new_data():
     x.copy_(make((64, 4096), torch.bfloat16, "cuda", 2))
     graph.replay()
     assert torch.equal(y, cuops.rms_norm(x, weight))
+
+
+@gpu
+@pytest.mark.captures
+def test_gradients_in_a_cuda_graph_are_those_of_new_data():
+    x, dy = (make((64, 4096), torch.bfloat16, "cuda", seed) for seed in (0, 1))
+    weight = make((4096,), torch.bfloat16, "cuda", 2).requires_grad_()
+    x.requires_grad_()
+
+    def gradients():
+        return torch.autograd.grad(cuops.rms_norm(x, weight), (x, weight), dy)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gradients()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients()
+    with torch.no_grad():
+        x.copy_(make((64, 4096), torch.bfloat16, "cuda", 3))
+    graph.replay()
+    assert all(map(torch.equal, captured, gradients()))
 
 
 @gpu
