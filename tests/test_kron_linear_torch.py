@@ -98,6 +98,24 @@ def test_transforms_of_torch_func(device):
         torch.testing.assert_close(transform(cuops.kron_linear), transform(formula), rtol=1e-10, atol=1e-8)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda of, x, w, v, bias: torch.vmap(lambda row: of(row, [w, v], bias))(x),
+        lambda of, x, w, v, bias: torch.func.grad(lambda w: of(x, [w, v], bias).sin().sum())(w),
+        lambda of, x, w, v, bias: torch.func.jvp(lambda x, v: of(x, [w, v], bias), (x, v), (x + 1, v + 1))[1],
+    ],
+    ids=["vmap", "grad", "jvp"],
+)
+def test_transforms_compile_into_one_graph(transform, dynamic, device):
+    x, (w, v), bias = arguments(SAMPLES["both"], torch.float64, device)
+    compiled = torch.compile(transform, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    want = transform(lambda x, factors, bias: x_of(x, factors) + bias, x, w, v, bias)
+    got = compiled(cuops.kron_linear, x, w, v, bias)
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-8)
+
+
 def test_forward_mode_differentiation(device):
     x, factors, _ = arguments(SAMPLES["both"], torch.float64, device)
     with torch.autograd.forward_ad.dual_level():

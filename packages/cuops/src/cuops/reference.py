@@ -143,7 +143,8 @@ def _product(x: torch.Tensor, factors: Sequence[torch.Tensor], left_out: int | N
 
 def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
     """x @ kron(factors).T + bias. Differentiable."""
-    y = _product(x, factors).reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+    outs = math.prod([w.shape[0] for w in factors])  # torch.compile follows no generator through vmap and its like
+    y = _product(x, factors).reshape(*x.shape[:-1], outs)
     return (y if bias is None else y + bias.double()).to(x.dtype)
 
 
