@@ -9,7 +9,7 @@ import cuops
 import pytest
 import torch
 import torch.nn.functional as F
-from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, make, x_of
+from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, gradients, make, x_of
 
 gpu = pytest.mark.gpu
 
@@ -114,6 +114,46 @@ def test_transforms_compile_into_one_graph(transform, dynamic, device):
     want = transform(lambda x, factors, bias: x_of(x, factors) + bias, x, w, v, bias)
     got = compiled(cuops.kron_linear, x, w, v, bias)
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-8)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("sample", ["a vector", "empty batch", "no columns", "primes", "64 x 80"])
+def test_several_gradients_at_once(sample, create_graph, device):
+    x, factors, bias = arguments(SAMPLES[sample], torch.float64, device)
+    inputs = [a.requires_grad_() for a in (x, *factors, bias)]
+    y = cuops.kron_linear(x, factors, bias)
+    dys = make((4, *y.shape), torch.float64, device, 9)
+    got = torch.autograd.grad(y, inputs, dys, is_grads_batched=True, create_graph=create_graph)
+    one_by_one = zip(*(gradients(dy, x, factors) for dy in dys), strict=True)
+    for found, want in zip(got, map(torch.stack, one_by_one), strict=True):
+        torch.testing.assert_close(found.cpu(), want, rtol=1e-10, atol=1e-8)
+
+
+def test_vectorized_derivatives_of_functions(device):
+    x, (w, v), bias = arguments(SAMPLES["a vector"], torch.float64, device)
+
+    def derivative(of, kernel):
+        return of(lambda x, w, v, bias: kernel(x, [w, v], bias), (x, w, v, bias))
+
+    def jacobian(function, inputs):
+        return torch.autograd.functional.jacobian(function, inputs, vectorize=True)
+
+    def hessian(function, inputs):
+        return torch.autograd.functional.hessian(lambda *a: function(*a).sin().sum(), inputs, vectorize=True)
+
+    for of in (jacobian, hessian):
+        want = derivative(of, lambda x, factors, bias: x_of(x, factors) + bias)
+        torch.testing.assert_close(derivative(of, cuops.kron_linear), want, rtol=1e-10, atol=1e-10)
+
+
+def test_a_compiled_backward_is_one_graph():
+    x, factors, bias = arguments(SAMPLES["both"], torch.float64)
+    x.requires_grad_()
+    y = cuops.kron_linear(x, factors, bias)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        y.sum().backward()
+    want, *_ = gradients(torch.ones_like(y), x, factors)
+    torch.testing.assert_close(x.grad, want, rtol=1e-10, atol=1e-10)
 
 
 def test_forward_mode_differentiation(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from . import reference
 from ._kron_linear_fused import fused_chain
 from ._kron_linear_gemm import chain_of_matmuls_backward, out_shape
 from ._kron_linear_gradients import fused_backward
-from ._transforms import is_transformed
+from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,7 +55,7 @@ def _bwd_results(dy, dx, dfactors, needs_bias):  # type: ignore[no-untyped-def]
     dx, *dfactors = (dy.new_empty(0) if d is None else d for d in (dx, *dfactors))
     if not needs_bias:
         return dx, dfactors, dy.new_empty(0)
-    rows = dy.flatten(0, -2) if dy.ndim > 1 else dy[None]
+    rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
     return dx, dfactors, rows.sum(0, dtype=_sums_dtype(dy)).to(dy.dtype)
 
 
@@ -85,11 +86,17 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(x, *factors)
 
 
+def _several(dy: Tensor) -> bool:
+    """Whether dy is several gradients at once, for which the operator has no rule."""
+    return not torch.compiler.is_compiling() and is_batched(dy)  # torch.compile does not follow the question
+
+
 def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]
     x, *factors = ctx.saved_tensors
     needs_x, needs_factors, needs_bias = ctx.needs_input_grad
     needs_bias = ctx.has_bias and needs_bias
-    dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(dy, x, factors, needs_x, list(needs_factors), needs_bias)
+    backward = _bwd_plain if _several(dy) else torch.ops.cuops.kron_linear_bwd
+    dx, dfactors, dbias = backward(dy, x, factors, needs_x, list(needs_factors), needs_bias)
     dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
     return dx if needs_x else None, dfactors, dbias if needs_bias else None
 
@@ -188,6 +195,8 @@ class _Direct(torch.autograd.Function):
         x, *factors = ctx.saved_tensors
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
         backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() else _bwd_cuda
+        if _several(dy):
+            backward = _bwd_plain
         dx, dfactors, dbias = backward(dy, x, factors, needs_x, needs_factors, needs_bias)
         dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
         return dx if needs_x else None, dbias if needs_bias else None, *dfactors
