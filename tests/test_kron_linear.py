@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cuops import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kron_samples import DTYPES, EMPTY, LARGE, SAMPLES, arguments, check, definition, make
+from kron_samples import DTYPES, EMPTY, LARGE, SAMPLES, arguments, check, definition, gradients, make
 
 gpu = pytest.mark.gpu
 
@@ -127,6 +128,21 @@ def test_numpy_arrays(sample, dtype):
     check(
         torch.from_numpy(cuops.kron_linear(np.asfortranarray(x), [np.asfortranarray(w) for w in factors])), *tensors[:2]
     )
+
+
+def test_more_factors_than_an_array_has_dimensions():
+    x, (w, v), bias = arguments(SAMPLES["both"], torch.float64)
+    scales = torch.tensor([2.0, 0.5], dtype=torch.float64).repeat(40).reshape(-1, 1, 1)  # whose product is 1
+    given = [a.requires_grad_() for a in (x, w, v, scales)]
+    y = cuops.kron_linear(x, [w, *scales, v], bias)
+    check(y, x, [w, v], bias)
+    dy = make(y.shape, torch.float64, seed=9)
+    *found, dscales = torch.autograd.grad(y, given, dy)
+    for got, want in zip(found, gradients(dy, x, [w, v]), strict=False):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(dscales * scales, (dy * (y - bias)).sum().expand_as(scales), rtol=1e-10, atol=1e-10)
+    arrays = [a.detach().numpy() for a in (x, w, *scales, v, bias)]
+    check(torch.from_numpy(reference.kron_linear_numpy(arrays[0], arrays[1:-1], arrays[-1])), x, [w, v], bias)
 
 
 @gpu

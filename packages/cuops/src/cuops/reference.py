@@ -117,13 +117,20 @@ def rms_norm_torch_backward(
     return dx.to(h.dtype), dweight, grad.sum(leading)
 
 
+def _rests(factors: Sequence[Any]) -> list[int]:
+    """Beside each factor's columns, when its turn comes: the rows of those before it, the columns of those after."""
+    # From lists, since torch.compile follows no generator through vmap and its like.
+    outs, ins = [w.shape[0] for w in factors], [w.shape[1] for w in factors]
+    return [math.prod([*ins[k + 1 :], *outs[:k]]) for k in range(len(factors))]
+
+
 def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.ndarray | None) -> np.ndarray:
     """x @ kron(factors).T + bias: each product takes the first dimension that is left, and puts its own last."""
     import numpy as np
 
-    state = x.astype(np.float64).reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
-    for w in factors:
-        state = np.tensordot(state, w.astype(np.float64), axes=(1, 1))
+    rows, state = math.prod(x.shape[:-1]), x.astype(np.float64)
+    for w, rest in zip(factors, _rests(factors), strict=True):
+        state = np.tensordot(state.reshape(rows, w.shape[1], rest), w.astype(np.float64), axes=(1, 1))
     y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
     if bias is not None:
         y = y + bias.astype(np.float64)
@@ -131,37 +138,43 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
         return y.astype(x.dtype)
 
 
-def _product(x: torch.Tensor, factors: Sequence[torch.Tensor], left_out: int | None = None) -> torch.Tensor:
-    """(rows, o1, ..., on) from (..., i1 * ... * in) in float64; the size of the factor that is left out stays."""
-    import torch
-
-    state = x.double().reshape(math.prod(x.shape[:-1]), *(w.shape[1] for w in factors))
-    for k, w in enumerate(factors):
-        state = state.movedim(1, -1) if k == left_out else torch.tensordot(state, w.double(), dims=([1], [1]))
-    return state
-
-
 def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
     """x @ kron(factors).T + bias. Differentiable."""
-    outs = math.prod([w.shape[0] for w in factors])  # torch.compile follows no generator through vmap and its like
-    y = _product(x, factors).reshape(*x.shape[:-1], outs)
+    import torch
+
+    rows, state = math.prod(x.shape[:-1]), x.double()
+    for w, rest in zip(factors, _rests(factors), strict=True):
+        state = torch.tensordot(state.reshape(rows, w.shape[1], rest), w.double(), dims=([1], [1]))
+    y = state.reshape(*x.shape[:-1], math.prod([w.shape[0] for w in factors]))
     return (y if bias is None else y + bias.double()).to(x.dtype)
 
 
 def kron_linear_torch_backward(
     dy: torch.Tensor, x: torch.Tensor, factors: Sequence[torch.Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-    """Gradients for x and the factors, None where not needed. Differentiable."""
+    """Gradients for x and the factors, None where not needed: the products again, then back through them.
+
+    Differentiable.
+    """
     import torch
 
-    grad = dy.double().reshape(math.prod(dy.shape[:-1]), *(w.shape[0] for w in factors))
-    dfactors: list[torch.Tensor | None] = []
-    for k, (w, needed) in enumerate(zip(factors, needs_factors, strict=True)):
-        others = [dim for dim in range(grad.ndim) if dim != k + 1]
-        dw = torch.tensordot(grad, _product(x, factors, k), dims=(others, others)) if needed else None
-        dfactors.append(None if dw is None else dw.to(w.dtype))
-    dx = _product(dy, [w.mT for w in factors]).reshape(x.shape).to(x.dtype) if needs_x else None
-    return dx, dfactors
+    rows, rests, state, grad = math.prod(x.shape[:-1]), _rests(factors), x.double(), dy.double()
+    states = {}
+    for k, (w, rest) in enumerate(zip(factors, rests, strict=True)):
+        if any(needs_factors[k:]):
+            states[k] = state.reshape(rows, w.shape[1], rest)
+        if any(needs_factors[k + 1 :]):
+            state = torch.tensordot(states[k], w.double(), dims=([1], [1]))
+    dfactors: list[torch.Tensor | None] = [None] * len(factors)
+    for k in reversed(range(len(factors))):
+        w = factors[k]
+        grad = grad.reshape(rows, rests[k], w.shape[0])
+        if needs_factors[k]:
+            dfactors[k] = torch.tensordot(grad, states.pop(k), dims=([0, 1], [0, 2])).to(w.dtype)
+        if not needs_x and not any(needs_factors[:k]):
+            return None, dfactors
+        grad = torch.tensordot(grad, w.double(), dims=([2], [0])).mT
+    return grad.reshape(x.shape).to(x.dtype), dfactors
 
 
 def _samples(xp: Any, parameters: list[Any], noise: Any) -> Any:
