@@ -145,6 +145,15 @@ def test_more_factors_than_an_array_has_dimensions():
     check(torch.from_numpy(reference.kron_linear_numpy(arrays[0], arrays[1:-1], arrays[-1])), x, [w, v], bias)
 
 
+@pytest.mark.filterwarnings("error")
+def test_numpy_does_not_warn_of_infinities_and_overflow():
+    eye, ones = np.eye(2), np.ones((1, 2))
+    x = np.array([[np.inf, 1.0, -np.inf, 1.0], [1e300, 1e300, 1e300, 1e300]])
+    y = reference.kron_linear_numpy(x, [ones, 1e10 * eye], np.array([0.0, -np.inf]))
+    np.testing.assert_array_equal(y, [[np.nan, np.nan], [np.inf, np.nan]])
+    assert np.isinf(reference.kron_linear_numpy(np.full((1, 4), 6e4, np.float16), [ones.astype(np.float16)] * 2, None))
+
+
 @gpu
 def test_arrays_of_other_libraries_come_back_as_their_own():
     cupy = pytest.importorskip("cupy")

@@ -129,12 +129,12 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     import numpy as np
 
     rows, state = math.prod(x.shape[:-1]), x.astype(np.float64)
-    for w, rest in zip(factors, _rests(factors), strict=True):
-        state = np.tensordot(state.reshape(rows, w.shape[1], rest), w.astype(np.float64), axes=(1, 1))
-    y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
-    if bias is not None:
-        y = y + bias.astype(np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
+        for w, rest in zip(factors, _rests(factors), strict=True):
+            state = np.tensordot(state.reshape(rows, w.shape[1], rest), w.astype(np.float64), axes=(1, 1))
+        y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
+        if bias is not None:
+            y = y + bias.astype(np.float64)
         return y.astype(x.dtype)
 
 
