@@ -126,6 +126,16 @@ def test_float32_and_half_keep_their_dtype():
         assert 0 < error < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_error_is_that_of_the_rounded_factors(dtype):
+    linear = torch.nn.Linear(6, 4, dtype=dtype)
+    linear.weight.data = torch.kron(make((2, 2), dtype), make((2, 3), dtype, seed=1))
+    found, error = KronLinear.from_linear(linear, (2, 3), (2, 2))
+    wide, product = linear.weight.detach().double(), torch.kron(*(w.detach().double() for w in found.factors))
+    want = torch.linalg.norm(wide - product) / torch.linalg.norm(wide)
+    assert error == pytest.approx(want.item(), rel=1e-9)
+
+
 def test_zeros_are_a_product_too():
     linear = torch.nn.Linear(6, 4)
     linear.weight.data.zero_()

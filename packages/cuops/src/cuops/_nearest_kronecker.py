@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ def nearest_kronecker(
 ) -> tuple[list[Tensor], float]:
     """W1 to Wn, of one norm, and ||matrix - kron(W1, ..., Wn)|| / ||matrix|| in the Frobenius norm.
 
+    The factors are rounded to the matrix's dtype, and the distance is that of the rounded ones.
     The entries of a Kronecker product, ordered by the entries of its factors, are a tensor of rank one. Of two factors,
     the leading singular vectors give the best; of more, they start a power iteration that finds a local optimum.
 
@@ -27,14 +29,12 @@ def nearest_kronecker(
     total = torch.linalg.vector_norm(entries).item()
     vectors = _power_iteration(entries, _leading_vectors(entries)) if n > 2 else _leading_vectors(entries)
     scale = _contract(entries, vectors)
-    product = scale
-    for vector in vectors:
-        product = torch.tensordot(product, vector, dims=0)
-    error = torch.linalg.vector_norm(entries - product).item() / total if total else 0.0
     factors = [
         (vector * scale ** (1 / n)).reshape(o, i).to(matrix.dtype)
         for vector, o, i in zip(vectors, out_factors, in_factors, strict=True)
     ]
+    product = functools.reduce(lambda a, b: torch.tensordot(a, b, dims=0), [w.double().flatten() for w in factors])
+    error = torch.linalg.vector_norm(entries - product).item() / total if total else 0.0
     return factors, error
 
 
