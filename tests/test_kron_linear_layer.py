@@ -162,6 +162,33 @@ def test_bad_arguments_are_refused_by_name(argument, error, call):
         call()
 
 
+@pytest.mark.parametrize(
+    ("linear", "got"),
+    [(torch.nn.Linear(6, 4, device="meta"), "one on meta"), (torch.nn.LazyLinear(4), "a LazyLinear without")],
+    ids=["meta", "lazy"],
+)
+def test_a_weight_without_values_is_refused(linear, got):
+    with pytest.raises(ValueError, match=f"^linear: expected a weight with values, got {got}$"):
+        KronLinear.from_linear(linear, (2, 3), (2, 2))
+
+
+def test_sizes_are_checked_before_anything_is_allocated():
+    with pytest.raises(
+        ValueError, match=r"^in_factors: expected sizes whose product is 6, as linear has it, got 2\d+$"
+    ):
+        KronLinear.from_linear(torch.nn.Linear(6, 4), (2 * 10**9, 10**9), (2, 2))
+
+
+def test_from_linear_draws_nothing(device):
+    linear = torch.nn.Linear(6, 4, device=device)
+    generator = torch.get_rng_state if device.type == "cpu" else torch.cuda.get_rng_state
+    before = generator()
+    found, _ = KronLinear.from_linear(linear, (2, 3), (2, 2))
+    assert torch.equal(generator(), before)
+    assert {p.device for p in found.parameters()} == {linear.weight.device}
+    assert all(p.requires_grad for p in found.parameters())
+
+
 def test_a_weight_that_is_not_finite_is_refused():
     linear = torch.nn.Linear(6, 4)
     linear.weight.data[0, 0] = float("nan")

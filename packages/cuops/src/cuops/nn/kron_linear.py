@@ -75,7 +75,8 @@ class KronLinear(torch.nn.Module):
 
         Raises:
             TypeError: linear is not a `torch.nn.Linear`.
-            ValueError: the products of the factors are not the sizes of its weight, or the weight is not finite.
+            ValueError: the products of the factors are not the sizes of its weight, or the weight has no values or one
+                that is not finite.
 
         Source: Van Loan and Pitsianis, Approximation with Kronecker products,
         https://doi.org/10.1007/978-94-015-8196-7_17.
@@ -83,15 +84,21 @@ class KronLinear(torch.nn.Module):
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__qualname__}")
         weight, bias = linear.weight, linear.bias
-        layer = cls(in_factors, out_factors, bias is not None, device=weight.device, dtype=weight.dtype)
-        for name, got, wanted in (
-            ("in_factors", layer.in_features, linear.in_features),
-            ("out_factors", layer.out_features, linear.out_features),
+        if torch.nn.parameter.is_lazy(weight):
+            raise ValueError(f"linear: expected a weight with values, got a {type(linear).__qualname__} without")
+        if weight.is_meta:
+            raise ValueError("linear: expected a weight with values, got one on meta")
+        for name, sizes, wanted in (
+            ("in_factors", in_factors, linear.in_features),
+            ("out_factors", out_factors, linear.out_features),
         ):
+            got = math.prod(_sizes(name, sizes))
             if got != wanted:
                 raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
         if not weight.isfinite().all():
             raise ValueError("linear: expected a finite weight, got one with infinities or NaN")
+        made = {"device": weight.device, "dtype": weight.dtype}
+        layer: KronLinear = torch.nn.utils.skip_init(cls, in_factors, out_factors, bias is not None, **made)
         nearest, error = nearest_kronecker(weight, layer.out_factors, layer.in_factors)
         with torch.no_grad():
             for w, found in zip(layer.factors, nearest, strict=True):
