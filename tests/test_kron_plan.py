@@ -3,26 +3,63 @@
 from __future__ import annotations
 
 import cuops
+import numpy as np
 import pytest
 import torch
+from cuops import _backend
 from kron_samples import FUSED, columns_of, factors_of, random
 
 gpu = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "named"),
+    ("arguments", "keywords", "error", "named"),
     [
-        ((4, [(2, 2)], "int8"), TypeError, "dtype"),
-        ((4, []), ValueError, "sizes"),
-        ((4, [(2, 0)]), ValueError, "sizes"),
-        ((4, [(2, 2, 2)]), ValueError, "sizes"),
-        ((0, [(2, 2)]), ValueError, "rows"),
+        ((4, [(2, 2)], "int8"), {}, TypeError, "dtype"),
+        ((4, []), {}, ValueError, "sizes"),
+        ((4, 8), {}, TypeError, "sizes"),
+        ((4, [(2, 0)]), {}, ValueError, r"sizes\[0\]"),
+        ((4, [(2, 2), (2, 2, 2)]), {}, ValueError, r"sizes\[1\]"),
+        ((4, [(1, 2, 3), (4,)]), {}, ValueError, r"sizes\[0\]"),
+        ((4, [8, 8]), {}, ValueError, r"sizes\[0\]"),
+        ((4, [(2, 2.5)]), {}, TypeError, r"sizes\[0\]"),
+        ((4, [(2, True)]), {}, TypeError, r"sizes\[0\]"),
+        ((4, ["22"]), {}, TypeError, r"sizes\[0\]"),
+        ((4, [(2, 2), (2, 1 << 63)]), {}, ValueError, r"sizes\[1\]"),
+        ((0, [(2, 2)]), {}, ValueError, "rows"),
+        ((4.0, [(2, 2)]), {}, TypeError, "rows"),
+        ((True, [(2, 2)]), {}, TypeError, "rows"),
+        ((4, [(2, 2)]), {"inner": 0}, ValueError, "inner"),
+        ((4, [(2, 2)]), {"inner": "1"}, TypeError, "inner"),
+        ((4, [(2, 2)]), {"device": -1}, ValueError, "device"),
+        ((4, [(2, 2)]), {"device": "cpu"}, ValueError, "device"),
+        ((4, [(2, 2)]), {"device": "first"}, ValueError, "device"),
+        ((4, [(2, 2)]), {"device": None}, TypeError, "device"),
+        ((4, [(2, 2)]), {"allow_tf32": "no"}, TypeError, "allow_tf32"),
     ],
 )
-def test_a_plan_of_nothing_is_refused(arguments, error, named):
-    with pytest.raises(error, match=named):
-        cuops.kron_plan(*arguments)
+def test_bad_arguments_are_refused_by_name(arguments, keywords, error, named):
+    with pytest.raises(error, match=f"^{named}: expected "):
+        cuops.kron_plan(*arguments, **keywords)
+
+
+class Asked:
+    """Instead of the library: what it was asked for, and one fused group."""
+
+    def kron_linear_plan(self, *arguments):
+        self.arguments = arguments
+        return [(0, 2, 0, 1, 1, 0, 1024, 1, 1500, 64, 128)]
+
+
+@pytest.mark.parametrize("kind", [list, iter, np.array])
+@pytest.mark.parametrize("device", [1, np.int64(1), "cuda:1", torch.device("cuda", 1)], ids=str)
+def test_asks_the_library_for_plain_numbers(kind, device, monkeypatch):
+    asked = Asked()
+    monkeypatch.setattr(_backend, "library", lambda: asked)
+    plan = cuops.kron_plan(np.int32(7), kind([(2, 3), (4, 5)]), torch.float16, device=device, allow_tf32=True, inner=3)
+    assert plan.microseconds == 1.5
+    assert asked.arguments == (2, 7, [2, 3, 4, 5], 3, True, 1)
+    assert {type(number) for number in (asked.arguments[1], *asked.arguments[2], asked.arguments[5])} == {int}
 
 
 @gpu

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from . import _backend
-from ._arguments import dtype_name
+from ._arguments import dtype_name, integer
+from ._torch import torch
 
+MOST = (1 << 63) - 1
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 
 
@@ -65,41 +68,73 @@ class Plan:
 
 def kron_plan(
     rows: int,
-    sizes: Sequence[tuple[int, int]],
+    sizes: Iterable[Iterable[int]],
     dtype: object = "float32",
     *,
     allow_tf32: bool = False,
-    device: int = 0,
+    device: Any = 0,
     inner: int = 1,
 ) -> Plan:
     """How `cuops.kron_linear` would compute `rows` rows on a GPU: the groups of factors, their kernels and their cost.
 
     Args:
         rows: the product of x's leading dimensions, at least 1.
-        sizes: the shape ``(ok, ik)`` of every factor, at least one, no size 0.
+        sizes: the shape ``(ok, ik)`` of every factor, at least one, each size at least 1.
         dtype: float64, float32, float16 or bfloat16, by name or as PyTorch's or NumPy's.
         allow_tf32: whether float32 may be rounded as TF32 does.
-        device: index of the GPU.
-        inner: neighbours in x for which the factors are the same.
+        device: the GPU, by its index or as PyTorch's device, ``"cuda:1"``.
+        inner: neighbours in x for which the factors are the same, at least 1.
 
     Returns:
         A plan, which prints as a table. Times are predicted in microseconds.
 
     Raises:
-        TypeError: the dtype is none of these.
-        ValueError: a size or `rows` is less than 1, or there is no factor.
+        TypeError: an argument is of a kind that is not listed here, or the dtype is none of these.
+        ValueError: a size, `rows` or `inner` is less than 1, a shape has not two sizes, there is no factor, or the
+            device is no GPU.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
     name = dtype_name(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
-    flat = [int(size) for shape in sizes for size in shape]
-    if not flat or min(flat) < 1 or len(flat) != 2 * len(sizes):
-        raise ValueError(f"sizes: expected at least one pair of sizes of at least 1, got {sizes}")
-    if min(rows, inner) < 1:
-        raise ValueError(f"rows, inner: expected at least 1, got {rows}, {inner}")
-    found = _backend.library().kron_linear_plan(DTYPES.index(name), rows, flat, inner, allow_tf32, device)
-    return Plan(tuple(_group(*numbers) for numbers in found))
+    integer("rows", rows, 1, MOST)
+    integer("inner", inner, 1, MOST)
+    if not isinstance(allow_tf32, bool):
+        raise TypeError(f"allow_tf32: expected True or False, got {allow_tf32!r}")
+    numbers = int(rows), _flat(sizes), int(inner), allow_tf32, _index(device)
+    found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
+    return Plan(tuple(_group(*group) for group in found))
+
+
+def _flat(sizes: Any) -> list[int]:
+    """The sizes of all factors in a row."""
+    if not isinstance(sizes, Iterable):
+        raise TypeError(f"sizes: expected a list of pairs of integers, got {type(sizes).__qualname__}")
+    shapes = [tuple(shape) if isinstance(shape, Iterable) else (shape,) for shape in sizes]
+    if not shapes:
+        raise ValueError("sizes: expected at least one pair of integers, got none")
+    for k, shape in enumerate(shapes):
+        if len(shape) != 2:
+            raise ValueError(f"sizes[{k}]: expected two integers, got {shape}")
+        for size in shape:
+            integer(f"sizes[{k}]", size, 1, MOST)
+    return [int(size) for shape in shapes for size in shape]
+
+
+def _index(device: Any) -> int:
+    """The index of the GPU; that of PyTorch's current one for cuda without an index."""
+    if torch is None or not isinstance(device, (str, torch.device)):
+        integer("device", device, 0, (1 << 31) - 1)
+        return int(device)
+    try:
+        given = torch.device(device)
+    except RuntimeError:
+        given = None
+    if given is None or given.type != "cuda":
+        raise ValueError(f"device: expected the index of a GPU or a device such as cuda:1, got {device}")
+    if given.index is None:
+        return int(torch.cuda.current_device()) if torch.cuda.is_available() else 0
+    return int(given.index)
 
 
 def _group(
