@@ -71,6 +71,11 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
     return found
 
 
+def why(error: Exception) -> str:
+    """What an implementation failed of, in a line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
 def measure_all(
     cases: Sequence[Case], functions: dict[str, Any], timer: CudaTimer | CpuTimer, device: str, calls: int = 1
 ) -> list[dict[str, Any]]:
@@ -107,7 +112,7 @@ def measure(
             microseconds = timer.kernel(functools.partial(module.call, case, function, arguments), calls)
             results[name] = {"us": microseconds, "of_roof": roof / microseconds, "errors": errors}
         except Exception as error:  # a peer may fail in any way, and the others are still to be measured
-            results[name] = {"failure": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+            results[name] = {"failure": why(error)}
     timer.release()
     times = {name: result["us"] for name, result in results.items() if "us" in result}
     peers = {name: time for name, time in times.items() if name != "cuops"}

@@ -79,7 +79,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 def main(options: argparse.Namespace) -> int:
     """Prints a table a case."""
     chosen = cases(options)
-    from .._bench.case import available
+    from .._bench.case import available, why
     from .._bench.report import table
 
     functions = available(options.operator, options.device, options.without)
@@ -88,12 +88,14 @@ def main(options: argparse.Namespace) -> int:
         arguments = case.module.inputs(case, options.device)
         exact = case.module.reference_norms(case, arguments)
         rows: list[list[Any]] = [["reference", name, f"{norm:.9g}", "", ""] for name, norm in exact.items()]
+        failures = []
         for name, function in functions.items():
             try:
                 computed = case.module.results(case, function, arguments)
                 errors = case.module.errors(case, computed, arguments)
             except Exception as error:  # a peer may fail in any way, and the others are still to be compared
                 rows.append([name, type(error).__name__, "", "", "fails"])
+                failures.append(f"{name} fails: {why(error)}")
                 wrong |= name == "cuops"
                 continue
             for result, largest in errors.items():
@@ -102,5 +104,5 @@ def main(options: argparse.Namespace) -> int:
                 norm = torch.linalg.vector_norm(computed[result].double()).item()
                 rows.append([name, result, f"{norm:.9g}", f"{largest:.2e}", "agrees" if agrees else "DIFFERS"])
         print(f"{case.kind} {case.title} on {options.device}, at most {case.tolerance:.1e} from the reference")
-        print(table(["implementation", "result", "norm", "error", ""], rows), end="\n\n")
+        print("\n".join([table(["implementation", "result", "norm", "error", ""], rows), *failures]), end="\n\n")
     return int(wrong)
