@@ -143,6 +143,15 @@ def test_bench_prints_the_comparison_and_writes_json_and_a_plot(tmp_path, capsys
     assert "float32 4x64" in capsys.readouterr().out
 
 
+def test_bench_writes_nothing_that_was_not_asked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "rms_norm", *QUICK, "--quick", "--", "4", "64"]) == 0
+    printed = capsys.readouterr().out
+    assert "float32 4x64" in printed
+    assert "wrote" not in printed
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", ["check", "profile", "bench"])
 def test_without_torch_the_command_to_run_is_printed(command, capsys, monkeypatch):
     monkeypatch.setattr(check, "torch", None)

@@ -1,4 +1,4 @@
-"""Measure an operator beside its peers: kernel time against the device's own copy; JSON and a plot."""
+"""Measure an operator beside its peers: kernel time against the device's own copy; JSON and a plot on request."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from . import check
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops bench`."""
     check.arguments(parser)
-    parser.add_argument("--output", type=Path, default=Path(), help="the folder for the JSON and the plot")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and a plot there")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints the table, writes JSON and, where matplotlib is installed, a plot."""
+    """Prints the table; with --output writes JSON and, where matplotlib is installed, a plot."""
     cases = check.cases(options)
     from .._bench import report
     from .._bench.case import available, measure_all
     from .._bench.timing import timer
 
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)  # before the time that measuring takes
-    except OSError as error:
-        raise ValueError(f"{options.output}: expected a folder: {error.strerror}") from error
+    if options.output:
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)  # before the time that measuring takes
+        except OSError as error:
+            raise ValueError(f"{options.output}: expected a folder: {error.strerror}") from error
     functions = available(options.operator, options.device, options.without)
     records = measure_all(cases, functions, timer(options.device, options.quick), options.device)
     sections: dict[str, Sequence[dict[str, Any]]] = {}
@@ -39,6 +40,14 @@ def main(options: argparse.Namespace) -> int:
         print("\n".join([kind, *lines, report.comparison(sections[kind])]), end="\n\n")
     if aliases := cases[0].module.ALIASES:
         print(", ".join(f"{alias} is {name}" for alias, name in aliases.items()))
+    if options.output:
+        _write(options, sections)
+    return int(any("failure" in record["results"].get("cuops", {}) for record in records))
+
+
+def _write(options: argparse.Namespace, sections: dict[str, Sequence[dict[str, Any]]]) -> None:
+    from .._bench import report
+
     facts = report.provenance(options.device)
     path = options.output / f"{options.operator}.json"
     report.write_json(path, {"operator": options.operator, "provenance": facts, "sections": sections})
@@ -48,4 +57,3 @@ def main(options: argparse.Namespace) -> int:
         print(f"wrote {path.with_suffix('.png')}")
     else:
         print("no plot without matplotlib: pip install 'cuops[bench]'")
-    return int(any("failure" in record["results"].get("cuops", {}) for record in records))
