@@ -67,6 +67,13 @@ def test_profile_names_the_implementations_there_are(capsys):
     assert re.search("implementation: expected one of cuops, loop, transposed.*v1, v2, v3, got v4", message)
 
 
+def test_profile_names_no_alias_of_what_was_left_out(capsys):
+    command = ["profile", "kron", "4", "8", "8", *QUICK, "--without", "FastKron"]
+    assert main([*command, "--implementation", "v3", "--without", "v3"]) == 1
+    message = "cuops profile: --implementation: expected one of loop, transposed, v1, v2, got v3\n"
+    assert capsys.readouterr().err == message
+
+
 def test_bench_measures_several_shapes_in_one_go(tmp_path, capsys):
     command = [
         "bench",

@@ -37,7 +37,8 @@ def main(options: argparse.Namespace) -> int:
     aliases = cases[0].module.ALIASES
     name = aliases.get(options.implementation, options.implementation)
     if name not in functions:
-        raise ValueError(f"implementation: expected one of {', '.join([*functions, *aliases])}, got {name}")
+        names = ", ".join([*functions, *(alias for alias, of in aliases.items() if of in functions)])
+        raise ValueError(f"--implementation: expected one of {names}, got {options.implementation}")
     with replacing(output) as scratch:
         profiler = _profiled(cases, functions[name], options)
         profiler.export_chrome_trace(str(scratch))
