@@ -7,6 +7,7 @@ import io
 import math
 
 import cuops
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,12 @@ def test_is_the_function_of_its_parameters(in_factors, out_factors, bias, device
 def test_the_repr_shows_what_it_was_made_of():
     shown = repr(KronLinear([4, 6], [5, 3], bias=False))
     assert "in_factors=(4, 6), out_factors=(5, 3), bias=False" in shown
+
+
+def test_sizes_of_numpy_are_stored_as_plain_integers():
+    layer = KronLinear(list(np.array([4, 6])), torch.Size([5, 3]))
+    assert {type(size) for size in (*layer.in_factors, *layer.out_factors, layer.in_features)} == {int}
+    assert "in_factors=(4, 6), out_factors=(5, 3)" in repr(layer)
 
 
 def test_parameters_are_where_and_what_was_asked_for(device):
@@ -152,6 +159,10 @@ def test_zeros_are_a_product_too():
         ("in_factors", TypeError, lambda: KronLinear(4, 4)),
         ("out_factors", TypeError, lambda: KronLinear((2, 3), (2.0, 3))),
         ("out_factors", ValueError, lambda: KronLinear((2, 3), (6,))),
+        ("in_factors", TypeError, lambda: KronLinear((True, 3), (2, 3))),
+        ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.int64)),
+        ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.complex64)),
+        ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), device="meta", dtype=torch.int64)),
         ("linear", TypeError, lambda: KronLinear.from_linear(torch.nn.Identity(), (2, 3), (2, 2))),
         ("in_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(7, 4), (2, 3), (2, 2))),
         ("out_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(6, 5), (2, 3), (2, 2))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +22,14 @@ class KronLinear(torch.nn.Module):
         out_factors: the rows of each factor, as many; their product is the size of y's last dimension.
         bias: whether there is a bias.
         device: where the parameters are made.
-        dtype: of the parameters.
+        dtype: of the parameters: float64, float32, float16 or bfloat16.
 
     The factors are ``factors.0`` to ``factors.n-1`` of the state_dict, each ``(out_factors[k], in_factors[k])``. They
     start uniformly random, so that entries of their product, and thus y, have the variance of a new `torch.nn.Linear`.
+
+    Raises:
+        TypeError: sizes are no sequence of integers, or the dtype is none of these.
+        ValueError: there is no size, one is less than 1, or there are not as many of both kinds.
     """
 
     def __init__(
@@ -42,6 +47,8 @@ class KronLinear(torch.nn.Module):
                 f"out_factors: expected as many as in_factors, {len(self.in_factors)}, got {len(self.out_factors)}"
             )
         self.in_features, self.out_features = math.prod(self.in_factors), math.prod(self.out_factors)
+        if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
+            raise TypeError(f"dtype: expected float64, float32, float16 or bfloat16, got {dtype}")
         made = {"device": device, "dtype": dtype}
         sizes = zip(self.out_factors, self.in_factors, strict=True)
         self.factors = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(size, **made)) for size in sizes])
@@ -110,9 +117,11 @@ class KronLinear(torch.nn.Module):
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes as a tuple. Raises where they are not positive integers, or there are none."""
-    if not isinstance(sizes, Sequence):
+    if not isinstance(sizes, Sequence) or not all(
+        isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in sizes
+    ):
         raise TypeError(f"{name}: expected a sequence of integers, got {sizes!r}")
-    given = _arguments.sizes(name, sizes)
+    given = tuple(int(size) for size in sizes)
     if not given or min(given) < 1:
         raise ValueError(f"{name}: expected at least one size, each of at least 1, got {given}")
     return given
