@@ -17,6 +17,14 @@ def test_an_example_runs(example, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("small", ["5", "0", "-4"])
+def test_an_adapter_whose_small_factor_does_not_divide_is_refused(small):
+    command = [sys.executable, ROOT / "examples/lokr.py", "--hidden-size", "64", f"--small={small}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"--small: expected a divisor of the hidden size 64, got {small}\n")
+
+
 @pytest.mark.parametrize("page", PAGES[:2], ids=["README", "the package's README"])
 def test_the_code_of_a_readme_is_the_example_that_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
