@@ -76,6 +76,15 @@ def test_autocast_mixes_dtypes(device):
     assert y.dtype == torch.bfloat16
 
 
+def test_a_dtype_that_autocast_made_is_said_to_be(device):
+    x, (w, v), _ = arguments(SAMPLES["both"], torch.float32, device)
+    message = r"^factors\[1\]: expected x's dtype torch.bfloat16, which autocast gives it, got torch.float64$"
+    with torch.autocast(device.type, dtype=torch.bfloat16), pytest.raises(TypeError, match=message):
+        cuops.kron_linear(x, [w, v.double()])
+    with pytest.raises(TypeError, match=r"^factors\[1\]: expected x's dtype torch.float32, got torch.float64$"):
+        cuops.kron_linear(x, [w, v.double()])
+
+
 def test_transforms_of_torch_func(device):
     x, (w, v), bias = arguments(SAMPLES["both"], torch.float64, device)
 
