@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -28,14 +29,21 @@ def test_check_compares_the_output_and_every_gradient_of_every_implementation(ca
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name in ("cuops", "loop", "transposed"):
         agreeing = [line[1] for line in lines if line[:1] == [name] and line[-1] == "agrees"]
-        assert agreeing == ["y", "dx", "dw1", "dw2"]
+        assert agreeing == ["y", "dx", "dw1", "dw2", "y", "dbias"]
 
 
-def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda right, x, factors, bias: right(x, factors[::-1], bias),
+        lambda right, x, factors, bias: right(x, factors, None if bias is None else bias.flip(0)),
+    ],
+    ids=["factors", "bias"],
+)
+def test_check_fails_when_cuops_is_wrong(wrong, capsys, monkeypatch):
     import cuops
 
-    right = cuops.kron_linear
-    monkeypatch.setattr(cuops, "kron_linear", lambda x, factors: right(x, factors[::-1]))
+    monkeypatch.setattr(cuops, "kron_linear", functools.partial(wrong, cuops.kron_linear))
     assert main(["check", "kron", *QUICK, "--", "4", "8", "8"]) == 1
     assert "DIFFERS" in capsys.readouterr().out
 
@@ -124,7 +132,7 @@ def test_the_short_name_and_the_long_one_are_one_operator(capsys):
     assert set(_bench.SHORT_NAMES.values()) <= set(_bench.OPERATORS)
 
 
-@pytest.mark.parametrize("kind", operator.KINDS)
+@pytest.mark.parametrize("kind", operator.CHECKED)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_right_results_pass_the_check_and_a_wrong_row_does_not(kind, dtype, monkeypatch):
     monkeypatch.setattr(operator, "CHUNK", 100)  # several chunks of rows

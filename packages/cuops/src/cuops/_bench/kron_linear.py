@@ -12,10 +12,11 @@ from .. import reference
 from .case import Case, largest_error
 
 KINDS = ("forward", "backward")
+CHECKED = (*KINDS, "bias")  # which is not measured
 ROOF = "copy"
 CHUNK = 1 << 24  # elements that the float64 reference works on at once
 
-Function = Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
+Function = Callable[..., torch.Tensor]  # of x, the factors and, where there is one, a bias
 
 
 def shape(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -52,14 +53,16 @@ def facts(case: Case) -> str:
 
 
 def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
-    """Fresh random arguments, by name: x, the factors w1, w2, ..., and grad, that of y. y has x's magnitude."""
+    """Fresh random arguments, by name: x, the factors w1, w2, ..., bias, and grad, that of y. y has x's magnitude."""
     rows, n, factors = _sizes(case)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=case.dtype, device=device)
 
     drawn = {"x": draw(rows, n)} | {f"w{k}": draw(f, f) / f**0.5 for k, f in enumerate(factors, 1)}
-    return drawn | ({"grad": draw(rows, n)} if case.kind == "backward" else {})
+    if case.kind == "bias":
+        drawn["bias"] = draw(n)
+    return drawn if case.kind == "forward" else drawn | {"grad": draw(rows, n)}
 
 
 def _factors(arguments: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -67,21 +70,23 @@ def _factors(arguments: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _loop() -> Function:
-    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
         state = x.reshape(len(x), *(w.shape[1] for w in factors))
         for w in reversed(factors):
             state = (state @ w.mT).movedim(-1, 1)
-        return state.reshape(len(x), -1)
+        y = state.reshape(len(x), -1)
+        return y if bias is None else y + bias
 
     return kron_linear
 
 
 def _transposed() -> Function:
-    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
         state = x
         for w in reversed(factors):
             state = torch.bmm(w.expand(len(x), *w.shape), state.reshape(len(x), -1, w.shape[1]).mT)
-        return state.reshape(len(x), -1)
+        y = state.reshape(len(x), -1)
+        return y if bias is None else y + bias
 
     return kron_linear
 
@@ -97,13 +102,17 @@ def _compiled() -> Function:
 def _cuops() -> Function:
     import cuops
 
-    return lambda x, factors: cuops.kron_linear(x, factors)
+    return lambda x, factors, bias=None: cuops.kron_linear(x, factors, bias)
 
 
 def _fastkron() -> Function:
     from pyfastkron import fastkrontorch
 
-    return lambda x, factors: fastkrontorch.gemkm(x, [w.mT for w in factors])
+    def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+        y = fastkrontorch.gemkm(x, [w.mT for w in factors])
+        return y if bias is None else y + bias
+
+    return kron_linear
 
 
 # Each loads on demand, and raises ImportError where its package is not installed.
@@ -122,6 +131,10 @@ def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) 
     """What `function` computes for the case, by name."""
     if case.kind == "forward":
         return {"y": function(arguments["x"], _factors(arguments))}
+    if case.kind == "bias":
+        bias = arguments["bias"].detach().requires_grad_()
+        y = function(arguments["x"], _factors(arguments), bias)
+        return {"y": y.detach(), "dbias": torch.autograd.grad(y, bias, arguments["grad"])[0]}
     dx, *dfactors = backward(function, arguments)()
     return {"dx": dx} | {f"dw{k}": dw for k, dw in enumerate(dfactors, 1)}
 
@@ -152,6 +165,10 @@ def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tupl
         if case.kind == "forward":
             yield part, {"y": reference.kron_linear_torch(x, factors, None)}
             continue
+        if case.kind == "bias":
+            y = reference.kron_linear_torch(x, factors, arguments["bias"].double())
+            yield part, {"y": y, "dbias": arguments["grad"][part].double().sum(0)}
+            continue
         leaves = [a.requires_grad_() for a in (x, *factors)]
         y = reference.kron_linear_torch(x, factors, None)
         dx, *dfactors = torch.autograd.grad(y, leaves, arguments["grad"][part].double())
@@ -160,7 +177,7 @@ def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tupl
 
 def _is_sum(name: str) -> bool:
     """Whether the result is a sum over all rows."""
-    return name.startswith("dw")
+    return name.startswith(("dw", "dbias"))
 
 
 def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -52,8 +52,11 @@ def _shape(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected sizes such as 16x32x32, got {text}") from None
 
 
-def cases(options: argparse.Namespace) -> list[Case]:
-    """What the options ask for, a case a kind and shape; sets the device. Raises where PyTorch is missing."""
+def cases(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
+    """What the options ask for, a case a kind and shape; sets the device. Raises where PyTorch is missing.
+
+    `kinds` names the operator's list of them: KINDS are those that are measured.
+    """
     if failure:
         raise CuopsError(f"PyTorch does not import: {failure}", "pip install --force-reinstall torch")
     if torch is None:
@@ -73,12 +76,13 @@ def cases(options: argparse.Namespace) -> list[Case]:
     if unknown := [name for name in options.without if name not in names]:
         raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")
     shapes = [module.shape(sizes) for sizes in (options.shape, *options.also)]
-    return [Case(options.operator, kind, shape, DTYPES[options.dtype]) for kind in module.KINDS for shape in shapes]
+    found = getattr(module, kinds, module.KINDS)
+    return [Case(options.operator, kind, shape, DTYPES[options.dtype]) for kind in found for shape in shapes]
 
 
 def main(options: argparse.Namespace) -> int:
     """Prints a table a case."""
-    chosen = cases(options)
+    chosen = cases(options, "CHECKED")
     from .._bench.case import available, why
     from .._bench.report import table
 
