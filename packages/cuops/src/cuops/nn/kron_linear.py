@@ -25,7 +25,8 @@ class KronLinear(torch.nn.Module):
         dtype: of the parameters: float64, float32, float16 or bfloat16.
 
     The factors are ``factors.0`` to ``factors.n-1`` of the state_dict, each ``(out_factors[k], in_factors[k])``. They
-    start uniformly random, so that entries of their product, and thus y, have the variance of a new `torch.nn.Linear`.
+    start uniformly random. On average over draws, entries of their product, and thus y, have the variance of a new
+    `torch.nn.Linear`; that of one draw scatters around it, widely where there are many small factors.
 
     Raises:
         TypeError: sizes are no sequence of integers, or the dtype is none of these.
@@ -56,7 +57,7 @@ class KronLinear(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new parameters; the entries of the product have the variance 1 / (3 in_features), as in PyTorch."""
+        """Draws new parameters; over draws, the product's entries have PyTorch's variance, 1 / (3 in_features)."""
         for w in self.factors:
             variance = 3 ** (-1 / len(self.factors)) / w.shape[1]
             torch.nn.init.uniform_(w, -math.sqrt(3 * variance), math.sqrt(3 * variance))
