@@ -42,6 +42,14 @@ def test_compiles_into_one_graph(dynamic, device):
         torch.testing.assert_close(dbias, torch.autograd.grad(want.sum(), bias)[0], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_traced_graphs_call_the_operator(device):
+    x, w = torch.randn(3, 12, device=device), [torch.randn(2, 3, device=device), torch.randn(5, 4, device=device)]
+    traced = torch.jit.trace(lambda x: cuops.kron_linear(x, w), x)
+    assert torch.equal(traced(2 * x), cuops.kron_linear(2 * x, w))
+
+
 def test_compiled_graphs_call_the_operator(device):
     found = []
 

@@ -86,16 +86,12 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(x, *factors)
 
 
-def _several(dy: Tensor) -> bool:
-    """Whether dy is several gradients at once, for which the operator has no rule."""
-    return not torch.compiler.is_compiling() and is_batched(dy)  # torch.compile does not follow the question
-
-
 def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]
     x, *factors = ctx.saved_tensors
     needs_x, needs_factors, needs_bias = ctx.needs_input_grad
     needs_bias = ctx.has_bias and needs_bias
-    backward = _bwd_plain if _several(dy) else torch.ops.cuops.kron_linear_bwd
+    # Several gradients at once go through the formula, as the operator has no rule for them.
+    backward = _bwd_plain if is_batched(dy) else torch.ops.cuops.kron_linear_bwd
     dx, dfactors, dbias = backward(dy, x, factors, needs_x, list(needs_factors), needs_bias)
     dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
     return dx if needs_x else None, dfactors, dbias if needs_bias else None
@@ -145,12 +141,13 @@ def forward_torch(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> 
 
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _modes, _is_autocast_enabled = torch._C._len_torch_dispatch_stack, torch.is_autocast_enabled
+_tracing_state = torch._C._get_tracing_state
 
 
 # Written for speed: this much of a call is cuops' own.
 def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
     """Whether PyTorch's dispatcher may be left out: plain CUDA tensors that go together, nothing watches the call."""
-    if type(x) not in PLAIN or _is_compiling() or not x.is_cuda or x.dim() == 0:
+    if type(x) not in PLAIN or _is_compiling() or not x.is_cuda or x.dim() == 0 or _tracing_state() is not None:
         return False
     dtype, device, rows, columns = x.dtype, x.device, 1, 1
     for w in factors:
@@ -194,9 +191,8 @@ class _Direct(torch.autograd.Function):
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         x, *factors = ctx.saved_tensors
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
-        backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() else _bwd_cuda
-        if _several(dy):
-            backward = _bwd_plain
+        backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() or _is_compiling() else _bwd_cuda
+        backward = _bwd_plain if is_batched(dy) else backward
         dx, dfactors, dbias = backward(dy, x, factors, needs_x, needs_factors, needs_bias)
         dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
         return dx if needs_x else None, dbias if needs_bias else None, *dfactors

@@ -242,7 +242,8 @@ class _Direct(torch.autograd.Function):
         if dy is None:
             return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
         bias_dtype, eps, weight_offset = ctx.constants
-        backward = torch.ops.cuops.rms_norm_bwd if torch.is_grad_enabled() or is_batched(dy) else _bwd_cuda
+        watched = torch.is_grad_enabled() or _is_compiling() or is_batched(dy)
+        backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
         sums = wants_weight, bias_dtype if wants_bias else None
         dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
         return (

@@ -92,6 +92,7 @@ def _number_inwards_once(bound: float, dtype: torch.dtype, up: bool) -> float:
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 def _is_transformed() -> bool:
@@ -129,6 +130,7 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         or not 0 <= start < 1 << 43
         or _is_compiling()
         or _modes()
+        or _tracing_state() is not None
         or _peek() is not None
         or forward_ad._current_level >= 0
     ):

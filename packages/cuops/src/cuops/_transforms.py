@@ -6,6 +6,7 @@ import torch
 from torch.autograd import forward_ad
 
 _peek, _Interpreter = torch._C._functorch.peek_interpreter_stack, torch._C._functorch.CInterpreter
+_is_compiling = torch.compiler.is_compiling
 _is_wrapped, _is_legacy_batched = (
     torch._C._functorch.is_functorch_wrapped_tensor,
     torch._C._functorch.is_legacy_batchedtensor,
@@ -20,4 +21,5 @@ def is_transformed() -> bool:
 
 def is_batched(gradient: torch.Tensor) -> bool:
     """Whether this stands for several gradients: in a vmap of torch.func, or in that of is_grads_batched."""
-    return _is_legacy_batched(gradient) or _is_wrapped(gradient)
+    # torch.compile does not follow the question.
+    return not _is_compiling() and (_is_legacy_batched(gradient) or _is_wrapped(gradient))

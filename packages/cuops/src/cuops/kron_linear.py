@@ -117,8 +117,6 @@ def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:
 
 def _fwd_dlpack(x: Any, factors: Sequence[Any], bias: Any) -> Any:
     """By the fused kernel, or a product a factor by the library that the arrays are of."""
-    if not _dlpack.on_cuda(x):
-        raise TypeError(f"x: expected a torch.Tensor, a numpy.ndarray or a CUDA array, got a {type(x).__qualname__}")
     shape = (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
     if _is_fused(x, factors, x.__dlpack_device__()[1]):
         y = _dlpack.empty(shape, _arguments.dtype_name(x.dtype), x)
