@@ -55,6 +55,7 @@ def bad_calls(x, other):
         ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=float("nan"))),
         ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=float("inf"))),
         ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=10**400)),
+        ("eps", ValueError, lambda: cuops.rms_norm(x, weight, eps=np.float32("inf"))),
         ("eps", TypeError, lambda: cuops.rms_norm(x, weight, eps="1e-6")),
         ("weight_offset", TypeError, lambda: cuops.rms_norm(x, weight, weight_offset=None)),
         ("weight_offset", ValueError, lambda: cuops.rms_norm(x, weight, weight_offset=float("nan"))),
@@ -94,6 +95,11 @@ def test_bad_arguments_are_refused_by_name(device):
         ],
         x,
     )
+
+
+def test_numbers_may_be_numpy_s(device):
+    x = make((2, 4), device=device)
+    assert torch.equal(cuops.rms_norm(x, eps=np.float32(0.5)), cuops.rms_norm(x, eps=0.5))
 
 
 def test_bad_arguments_are_refused_by_name_with_numpy():

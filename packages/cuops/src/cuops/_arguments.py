@@ -91,8 +91,11 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
     """`value` is a finite real number, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
-    most = sys.float_info.max  # integers may be beyond it
-    if not (-most <= value <= most and value >= least):  # type: ignore[operator]  # NaN is neither
+    try:
+        wide = float(value)
+    except OverflowError:  # an integer beyond all of them
+        wide = math.inf
+    if not (-math.inf < wide < math.inf and wide >= least):  # NaN is neither
         floor = f" of at least {least}" if least == 0 else ""
         raise ValueError(f"{name}: expected a finite number{floor}, got {value}")
 
