@@ -101,6 +101,16 @@ def test_compiles_into_one_graph(seed, device):
         assert torch.equal(first, cuops.sample_normal(mu, sigma, 9, seed=seed))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_traced_graphs_draw_anew_each_time(device):
+    mu = torch.zeros(5, device=device)
+    traced = torch.jit.trace(lambda mu: cuops.sample_normal(mu, 1.0, 4), mu, check_trace=False)
+    first, second = traced(mu), traced(mu)
+    assert first.shape == (4, 5)
+    assert not torch.equal(first, second)
+
+
 def test_bounds_compile_into_the_graph(device):
     @torch.compile(fullgraph=True, backend="aot_eager")
     def draw(mu, sigma):

@@ -48,7 +48,8 @@ def random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tenso
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
         if not is_for(generator, device):
             raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
-    if device.type == "cuda" and not torch.compiler.is_compiling() and not is_capturing():
+    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    if device.type == "cuda" and not recorded and not is_capturing():
         with advancing:
             taken = _cuda_generator(generator, device)
             offset = taken.get_offset()
