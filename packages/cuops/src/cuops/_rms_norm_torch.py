@@ -74,8 +74,8 @@ def _bwd_cuda(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):
     if dy.dtype != h.dtype and (wide := torch.promote_types(dy.dtype, h.dtype)) != h.dtype:
         # A float32 gradient of a float16 x may be beyond float16's range, and all of it counts in the sums.
         arrays = dy.to(wide), None if dh is None else dh.to(wide), h.to(wide), weight
-        dx, dweight, dbias = _bwd_cuda(*arrays, needs_dweight, bias_dtype, eps, weight_offset)
-        return dx.to(h.dtype), dweight, dbias
+        dx, *sums = _bwd_cuda(*arrays, needs_dweight, bias_dtype, eps, weight_offset)
+        return dx.to(h.dtype), *(s if s.numel() else s.to(h.dtype) for s in sums)
     lib = _backend.library()
     parameter = _parameter(weight, h)
     arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), parameter
@@ -242,7 +242,8 @@ class _Direct(torch.autograd.Function):
         if dy is None:
             return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
         bias_dtype, eps, weight_offset = ctx.constants
-        watched = torch.is_grad_enabled() or _is_compiling() or is_batched(dy)
+        batched = is_batched(dy) or (dh is not None and is_batched(dh))
+        watched = batched or torch.is_grad_enabled() or _is_compiling()
         backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
         sums = wants_weight, bias_dtype if wants_bias else None
         dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)

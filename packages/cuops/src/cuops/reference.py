@@ -108,13 +108,18 @@ def rms_norm_torch_backward(
     """Gradients for (h and so x and residual, weight, bias), from those for (y, h). Differentiable."""
     rstd, scale = _rstd(h.double(), eps)
     y = h.double() * scale * rstd  # without weight and bias
-    grad, leading = dy.double(), tuple(range(h.ndim - 1))
+    grad = dy.double()
     through = grad if weight is None else grad * (weight.double() + weight_offset)
     dx = (through - y * (through * y).sum(-1, keepdim=True) / max(h.shape[-1], 1)) * rstd * scale
     if dh is not None:
         dx = dx + dh
-    dweight = None if weight is None else (grad * y).sum(leading).to(weight.dtype)
-    return dx.to(h.dtype), dweight, grad.sum(leading)
+    dweight = None if weight is None else _over_rows(grad * y).to(weight.dtype)
+    return dx.to(h.dtype), dweight, _over_rows(grad)
+
+
+def _over_rows(terms: torch.Tensor) -> torch.Tensor:
+    """The sum over all but the last dimension."""
+    return terms.sum(tuple(range(terms.ndim - 1))) if terms.ndim > 1 else terms
 
 
 def _rests(factors: Sequence[Any]) -> list[int]:
