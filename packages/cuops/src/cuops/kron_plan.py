@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +91,8 @@ def kron_plan(
 
     Raises:
         TypeError: an argument is of a kind that is not listed here, or the dtype is none of these.
-        ValueError: a size, `rows` or `inner` is less than 1, a shape has not two sizes, there is no factor, or the
-            device is no GPU.
+        ValueError: a size, `rows` or `inner` is less than 1, a shape has not two sizes, there is no factor, x or y has
+            2^63 elements or more, or the device is no GPU.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
     name = dtype_name(dtype).removeprefix("torch.")
@@ -101,7 +102,10 @@ def kron_plan(
     integer("inner", inner, 1, MOST)
     if not isinstance(allow_tf32, bool):
         raise TypeError(f"allow_tf32: expected True or False, got {allow_tf32!r}")
-    numbers = int(rows), _flat(sizes), int(inner), allow_tf32, _index(device)
+    flat = _flat(sizes)
+    if (elements := max(math.prod(flat[::2]), math.prod(flat[1::2])) * int(rows) * int(inner)) > MOST:
+        raise ValueError(f"sizes: expected x and y of less than 2^63 elements, got {elements}")
+    numbers = int(rows), flat, int(inner), allow_tf32, _index(device)
     found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
     return Plan(tuple(_group(*group) for group in found))
 
