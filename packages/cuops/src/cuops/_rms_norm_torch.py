@@ -14,6 +14,7 @@ from ._arguments import dtype_name
 from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
+CHUNK = 1 << 16  # elements that the CPU works on at a time
 
 library = torch.library.Library("cuops", "FRAGMENT")
 library.define(
@@ -61,6 +62,27 @@ def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # typ
     return y.contiguous(), x.new_empty(0) if residual is None else h.contiguous(), rstd.contiguous()
 
 
+def _parts(rows: int, n: int):  # type: ignore[no-untyped-def]
+    """Rows in parts whose float64 the cache holds."""
+    step = max(CHUNK // n, 1)
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
+def _fwd_cpu(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+    if x.numel() <= CHUNK:
+        return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
+    results = _empty_fwd(x, residual, out_dtype)
+    rows, n = x.numel() // x.shape[-1], x.shape[-1]
+    inputs = x.reshape(rows, n), None if residual is None else residual.reshape(rows, n)
+    flat = [a.view(rows, -1) for a in results if a.numel()]
+    for part in _parts(rows, n):
+        pieces = (None if a is None else a[part] for a in inputs)
+        y, h, rstd = reference.rms_norm_torch(*pieces, weight, bias, eps, weight_offset, out_dtype)
+        for to, found in zip(flat, (y, rstd[:, None]) if residual is None else (y, h, rstd[:, None]), strict=True):
+            to[part] = found
+    return results
+
+
 def _empty_bwd(h, weight, needs_dweight, bias_dtype):  # type: ignore[no-untyped-def]
     """dx, dweight and dbias (empty where there is none), not yet written."""
     dx = torch.empty_like(h, memory_format=torch.contiguous_format)
@@ -95,10 +117,28 @@ def _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset)
     return dx.contiguous(), dweight, h.new_empty(0) if bias_dtype is None else dbias.to(bias_dtype)
 
 
+def _bwd_cpu(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+    if h.numel() <= CHUNK:
+        return _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset)
+    dx, dweight, dbias = _empty_bwd(h, weight, needs_dweight, bias_dtype)
+    rows, n = h.numel() // h.shape[-1], h.shape[-1]
+    inputs = [None if a is None else a.reshape(rows, n) for a in (dy, dh, h)]
+    wide = None if weight is None else weight.double()
+    sums = h.new_zeros((2, n), dtype=torch.float64)
+    for part in _parts(rows, n):
+        pieces = (None if a is None else a[part] for a in inputs)
+        dx.view(rows, n)[part], *found = reference.rms_norm_torch_backward(*pieces, wide, eps, weight_offset)
+        for total, more in zip(sums, found, strict=True):
+            total += 0 if more is None else more
+    for to, total in zip((dweight, dbias), sums, strict=True):
+        to.copy_(total[: to.numel()])
+    return dx, dweight, dbias
+
+
 library.impl("rms_norm_fwd", _fwd_cuda, "CUDA")
-library.impl("rms_norm_fwd", _fwd_plain, "CPU")
+library.impl("rms_norm_fwd", _fwd_cpu, "CPU")
 library.impl("rms_norm_bwd", _bwd_cuda, "CUDA")
-library.impl("rms_norm_bwd", _bwd_plain, "CPU")
+library.impl("rms_norm_bwd", _bwd_cpu, "CPU")
 
 
 @torch.library.register_fake("cuops::rms_norm_fwd", lib=library)
