@@ -129,6 +129,13 @@ def test_numpy_needs_little_memory_beside_its_results(run_python):
     assert float(printed) < 3  # two results of x's size
 
 
+def test_a_backend_that_does_not_exist_is_noticed_without_a_gpu_too(monkeypatch):
+    monkeypatch.setenv("CUOPS_BACKEND", "cuda12")
+    monkeypatch.setattr(cuops._backend, "gpu_for_host_arrays", cuops._backend.gpu_for_host_arrays.__wrapped__)
+    with pytest.raises(cuops.errors.ForcedBackendNotFoundError, match="CUOPS_BACKEND is 'cuda12'"):
+        cuops.rms_norm(np.ones((2, 4)))
+
+
 @gpu
 def test_arrays_of_other_libraries_come_back_as_their_own():
     cupy = pytest.importorskip("cupy")

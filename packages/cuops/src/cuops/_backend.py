@@ -66,18 +66,9 @@ def suggested() -> str:
 
 def choose() -> Backend:
     """The newest backend that the driver supports, or the one that CUOPS_BACKEND names."""
-    backends = installed()
-    forced = os.environ.get("CUOPS_BACKEND")
+    backends, forced = installed(), os.environ.get("CUOPS_BACKEND")
     if forced:
-        backends = [backend for backend in backends if backend.name == forced]
-        if forced not in LEAST_DRIVER and not backends:
-            raise errors.ForcedBackendNotFoundError(
-                f"CUOPS_BACKEND is {forced!r}; there are {', '.join(LEAST_DRIVER)}", "unset CUOPS_BACKEND"
-            )
-        if not backends:
-            raise errors.ForcedBackendNotFoundError(
-                f"CUOPS_BACKEND is {forced!r}, and cuops-{forced} is not installed", f"pip install cuops-{forced}"
-            )
+        backends = _forced(forced, backends)
     if not backends:
         raise errors.BackendNotFoundError("no backend of cuops is installed", f"pip install {suggested()}")
     driver = _driver.cuda_version()
@@ -92,6 +83,19 @@ def choose() -> Backend:
         )
     check_version(fitting[-1])
     return fitting[-1]
+
+
+def _forced(name: str, backends: list[Backend]) -> list[Backend]:
+    """The one that CUOPS_BACKEND names. Raises ForcedBackendNotFoundError where there is none."""
+    if found := [backend for backend in backends if backend.name == name]:
+        return found
+    if name not in LEAST_DRIVER:
+        raise errors.ForcedBackendNotFoundError(
+            f"CUOPS_BACKEND is {name!r}; there are {', '.join(LEAST_DRIVER)}", "unset CUOPS_BACKEND"
+        )
+    raise errors.ForcedBackendNotFoundError(
+        f"CUOPS_BACKEND is {name!r}, and cuops-{name} is not installed", f"pip install cuops-{name}"
+    )
 
 
 def check_version(backend: Backend) -> None:
@@ -168,6 +172,8 @@ def load(backend: Backend) -> Any:
 @functools.cache
 def gpu_for_host_arrays() -> int | None:
     """The GPU that computes on NumPy arrays, or None where there is none, which leaves them to the CPU."""
+    if forced := os.environ.get("CUOPS_BACKEND"):
+        _forced(forced, installed())
     try:
         if not _driver.gpus():
             return None

@@ -48,7 +48,7 @@ def _bwd_plain(grad, mu, sigma, low, high, *rest):  # type: ignore[no-untyped-de
 
 
 def _numbers(state: Tensor | None, seed: int, stream: int) -> tuple[None, int, int]:
-    """Seed and stream as numbers: from these, NumPy draws many times as fast as PyTorch does from a state on the CPU."""
+    """Seed and stream as numbers, from which NumPy draws many times as fast as PyTorch from a state on the CPU."""
     if state is not None:
         seed, stream = (*state.reshape(-1).tolist(), 0)[:2]
     return None, seed, stream

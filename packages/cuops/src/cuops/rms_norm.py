@@ -38,8 +38,8 @@ def rms_norm(
         y = h / sqrt(mean(h^2) + eps) * (weight + weight_offset) + bias
 
     Sums run in float32, in float64 for float64 and on the CPU, and any finite x gives the right y: rows whose squares
-    overflow or underflow are scaled first. A row of zeros gives zeros, also with eps = 0. NaN and infinity propagate as
-    in PyTorch.
+    overflow or underflow are scaled first. A row of zeros gives zeros, also with eps = 0, and then a rstd of 0. NaN and
+    infinity propagate as in PyTorch.
 
     Args:
         x: ``(..., *normalized_shape)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
@@ -63,7 +63,8 @@ def rms_norm(
 
     Raises:
         TypeError: an argument is of a kind or dtype that is not listed here.
-        ValueError: shapes or devices do not go together, or eps is not finite or is negative.
+        ValueError: shapes, devices or the dtypes of x, residual and out do not go together, or eps is not finite or is
+            negative.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
