@@ -65,7 +65,7 @@ def cases(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
 
     for sizes in (options.shape, *options.also):
         if not 2 <= len(sizes) <= MOST_SIZES or min(sizes) < 1:
-            raise ValueError(f"shape: expected at least two sizes and at most {MOST_SIZES}, each at least 1, got {sizes}")
+            raise ValueError(f"shape: expected at least two sizes, at most {MOST_SIZES}, each at least 1, got {sizes}")
         if math.prod(sizes) >= 1 << 48:
             raise ValueError(f"shape: expected sizes of arrays that memory holds, got {sizes}")
     if options.device == "cuda" and not torch.cuda.is_available():
