@@ -62,25 +62,26 @@ def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # typ
     return y.contiguous(), x.new_empty(0) if residual is None else h.contiguous(), rstd.contiguous()
 
 
-def _parts(rows: int, n: int):  # type: ignore[no-untyped-def]
-    """Rows in parts whose float64 the cache holds."""
-    step = max(CHUNK // n, 1)
-    return (slice(first, first + step) for first in range(0, rows, step))
+def _parts(*arrays):  # type: ignore[no-untyped-def]
+    """Some rows of each array (of None, None) whose float64 the cache holds, and their place; then the next ones."""
+    n = arrays[0].shape[-1]
+    rows, step = arrays[0].numel() // n, max(CHUNK // n, 1)
+    flat = [None if a is None else a.reshape(rows, n) for a in arrays]
+    for part in (slice(first, first + step) for first in range(0, rows, step)):
+        yield part, [None if a is None else a[part] for a in flat]
 
 
 def _fwd_cpu(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     if x.numel() <= CHUNK:
         return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
-    results = _empty_fwd(x, residual, out_dtype)
-    rows, n = x.numel() // x.shape[-1], x.shape[-1]
-    inputs = x.reshape(rows, n), None if residual is None else residual.reshape(rows, n)
-    flat = [a.view(rows, -1) for a in results if a.numel()]
-    for part in _parts(rows, n):
-        pieces = (None if a is None else a[part] for a in inputs)
-        y, h, rstd = reference.rms_norm_torch(*pieces, weight, bias, eps, weight_offset, out_dtype)
-        for to, found in zip(flat, (y, rstd[:, None]) if residual is None else (y, h, rstd[:, None]), strict=True):
-            to[part] = found
-    return results
+    y, h, rstd = _empty_fwd(x, residual, out_dtype)
+    flat_y, flat_h, flat_rstd = y.view(-1, x.shape[-1]), h.view(-1, x.shape[-1]), rstd.view(-1)
+    for part, (some_x, some_residual) in _parts(x, residual):
+        found = reference.rms_norm_torch(some_x, some_residual, weight, bias, eps, weight_offset, out_dtype)
+        flat_y[part], some_h, flat_rstd[part] = found
+        if residual is not None:
+            flat_h[part] = some_h
+    return y, h, rstd
 
 
 def _empty_bwd(h, weight, needs_dweight, bias_dtype):  # type: ignore[no-untyped-def]
@@ -121,13 +122,10 @@ def _bwd_cpu(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset): 
     if h.numel() <= CHUNK:
         return _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset)
     dx, dweight, dbias = _empty_bwd(h, weight, needs_dweight, bias_dtype)
-    rows, n = h.numel() // h.shape[-1], h.shape[-1]
-    inputs = [None if a is None else a.reshape(rows, n) for a in (dy, dh, h)]
+    flat, sums = dx.view(-1, h.shape[-1]), h.new_zeros((2, h.shape[-1]), dtype=torch.float64)
     wide = None if weight is None else weight.double()
-    sums = h.new_zeros((2, n), dtype=torch.float64)
-    for part in _parts(rows, n):
-        pieces = (None if a is None else a[part] for a in inputs)
-        dx.view(rows, n)[part], *found = reference.rms_norm_torch_backward(*pieces, wide, eps, weight_offset)
+    for part, (some_h, some_dy, some_dh) in _parts(h, dy, dh):
+        flat[part], *found = reference.rms_norm_torch_backward(some_dy, some_dh, some_h, wide, eps, weight_offset)
         for total, more in zip(sums, found, strict=True):
             total += 0 if more is None else more
     for to, total in zip((dweight, dbias), sums, strict=True):
