@@ -352,4 +352,9 @@ def test_early_stopping_and_callbacks(array):
 @pytest.mark.parametrize("name", ["every", "patience"])
 def test_early_stopping_refuses_less_than_a_step(name):
     with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
-        EarlyStopping(**{name: 0})
+        EarlyStopping(**{"target": 0.0, name: 0})
+
+
+def test_early_stopping_needs_something_to_stop_for():
+    with pytest.raises(ValueError, match="target, sigma, patience: expected at least one of them"):
+        EarlyStopping(every=5)

@@ -251,3 +251,10 @@ def test_is_imported_on_demand(run_python):
     """)
     assert inspect.ismodule(cuops.nn)
     assert "cuops.nn" in sys.modules
+
+
+def test_what_cuops_has_can_be_listed():
+    listed = dir(cuops)
+    assert {"cem", "nn", "rms_norm", "__version__"} <= {*listed}
+    assert all(hasattr(cuops, name) for name in listed)
+    assert "public" not in dir(cuops.nn)

@@ -1,4 +1,7 @@
-"""CUDA operators for PyTorch and NumPy: RMSNorm, Kronecker-factored linear layers, normal samples."""
+"""CUDA operators for PyTorch and NumPy: RMSNorm, Kronecker-factored linear layers, normal samples.
+
+`cuops.nn` has them as modules, `cuops.cem` the Cross-Entropy Method on top of the samples.
+"""
 
 from . import errors
 from .kron_linear import kron_linear
@@ -8,6 +11,7 @@ from .rms_norm import rms_norm, rms_norm_
 from .sample_normal import sample_normal
 
 __all__ = ["errors", "kron_linear", "kron_plan", "pinned_empty", "rms_norm", "rms_norm_", "sample_normal"]
+SUBPACKAGES = ("cem", "nn")  # imported when they are asked for
 
 
 def __getattr__(name: str) -> object:
@@ -15,8 +19,12 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("cuops")
-    if name in ("cem", "nn"):  # imported when they are asked for
+    if name in SUBPACKAGES:
         import importlib
 
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *SUBPACKAGES, "__version__"]

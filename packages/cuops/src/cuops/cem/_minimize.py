@@ -54,6 +54,8 @@ class EarlyStopping:
         patience: stop when so many steps have improved the best score by no more than `tolerance`.
         tolerance: see patience.
         every: look every so many steps only: each look waits for the GPU.
+
+    Raises ValueError where there is nothing to stop for, or patience or every is less than 1.
     """
 
     target: float | None = None
@@ -63,6 +65,8 @@ class EarlyStopping:
     every: int = 10
 
     def __post_init__(self) -> None:
+        if self.target is self.sigma is self.patience is None:
+            raise ValueError("target, sigma, patience: expected at least one of them, got none")
         for name in ("patience", "every"):
             steps = getattr(self, name)
             if steps is not None and steps < 1:

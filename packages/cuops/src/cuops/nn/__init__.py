@@ -16,3 +16,4 @@ from .rms_norm import RMSNorm
 __all__ = ["Formula", "KronLinear", "RMSNorm", "Replacement", "replace_rms_norm"]
 for public in (Formula, KronLinear, RMSNorm, Replacement, replace_rms_norm):
     public.__module__ = __name__
+del public
