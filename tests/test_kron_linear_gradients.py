@@ -118,13 +118,14 @@ def test_twenty_runs_give_the_same_bits(dtype, device):
         assert all(torch.equal(a, b) for a, b in zip(run(), want, strict=True))
 
 
-def test_training_has_the_loss_curve_of_the_whole_matrix(device):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_training_has_the_loss_curve_of_the_whole_matrix(dtype, device):
     def losses(apply):
         torch.manual_seed(0)
         layers = [cuops.nn.KronLinear(i, o) for i, o in (((4, 6), (5, 8)), ((5, 8), (2, 3)))]
-        layers = [layer.to(device, torch.float64) for layer in layers]
+        layers = [layer.to(device, dtype) for layer in layers]
         optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.2)
-        x = make((64, 24), torch.float64, device)
+        x = make((64, 24), dtype, device)
         target = x[:, :6].abs()
         found = []
         for _ in range(30):
@@ -139,5 +140,6 @@ def test_training_has_the_loss_curve_of_the_whole_matrix(device):
         return torch.nn.functional.linear(x, torch.kron(*layer.factors), layer.bias)
 
     got = losses(lambda layer, x: layer(x))
-    assert got == pytest.approx(losses(whole), rel=1e-9)
+    # Each step rounds otherwise, to either side, and passes that on: what 30 steps may add up to, and as much again.
+    assert got == pytest.approx(losses(whole), rel=16 * torch.finfo(dtype).eps)
     assert got[-1] < 0.9 * got[0]
