@@ -62,6 +62,7 @@ def bad_calls(x, other):
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=(3,))),
         ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=4.0)),
         ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=(4.0,))),
+        ("normalized_shape", TypeError, lambda: cuops.rms_norm(x[:, :1], normalized_shape=True)),
         ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=torch.tensor(4))),
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=())),
         ("weight", ValueError, lambda: cuops.rms_norm(x, weight, normalized_shape=(2, 4))),

@@ -137,7 +137,7 @@ def test_gradients_have_the_dtypes_of_their_inputs(dtype, weight_dtype, device):
             torch.testing.assert_close(a, b, rtol=2 * torch.finfo(tensor.dtype).eps, atol=1e-4)
 
 
-@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=4)), ids=str)
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=4))[1:], ids=str)
 def test_only_the_gradients_that_are_wanted_are_computed(wanted, device):
     x, residual = (
         make((5, 64), device=device, seed=seed).requires_grad_(wants) for seed, wants in enumerate(wanted[:2])
@@ -145,8 +145,6 @@ def test_only_the_gradients_that_are_wanted_are_computed(wanted, device):
     weight, bias = (
         make((64,), device=device, seed=seed).requires_grad_(wants) for seed, wants in enumerate(wanted[2:], 2)
     )
-    if not any(wanted):
-        return
     y, h = cuops.rms_norm(x, weight, bias, residual=residual)
     (y.square().sum() + h.sum()).backward()
     everything = [t.detach().requires_grad_() for t in (x, residual, weight, bias)]
@@ -279,6 +277,7 @@ def test_gradients_in_a_cuda_graph_are_those_of_new_data():
         return torch.autograd.grad(cuops.rms_norm(x, weight), (x, weight), dy)
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         gradients()
     torch.cuda.current_stream().wait_stream(stream)

@@ -103,7 +103,7 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """An integer, or those of a sequence."""
     given = tuple(value) if isinstance(value, Iterable) and not is_tensor(value) else (value,)
-    if not all(isinstance(size, (int, numbers.Integral)) for size in given):
+    if not all(isinstance(size, (int, numbers.Integral)) and not isinstance(size, bool) for size in given):
         raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
     return given
 

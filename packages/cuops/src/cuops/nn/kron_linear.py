@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,11 +117,9 @@ class KronLinear(torch.nn.Module):
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes as a tuple. Raises where they are not positive integers, or there are none."""
-    if not isinstance(sizes, Sequence) or not all(
-        isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in sizes
-    ):
+    if not isinstance(sizes, Sequence):
         raise TypeError(f"{name}: expected a sequence of integers, got {sizes!r}")
-    given = tuple(int(size) for size in sizes)
+    given = tuple(int(size) for size in _arguments.sizes(name, sizes))
     if not given or min(given) < 1:
         raise ValueError(f"{name}: expected at least one size, each of at least 1, got {given}")
     return given
