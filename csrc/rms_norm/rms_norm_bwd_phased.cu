@@ -19,7 +19,7 @@ __device__ T* row_of(const Rows& rows, long long row) {
 // As rms_norm_bwd_rows in rms_norm_bwd_any.cu, but long rows that are few have several blocks each, with a part of the row.
 template <class T>
 __device__ void rms_norm_bwd_rows_phased(const RmsNormBwdParams& p) {
-  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kWidth = kVectorWidth<T>, kBatch = 2;  // vectors of a thread on their way
   CUOPS_TEAM_OF(float, 2, false, team);
   wait_for_previous();
   const unsigned part = blockIdx.x % p.parts, first = part * blockDim.x + threadIdx.x, step = p.parts * blockDim.x;
@@ -39,21 +39,37 @@ __device__ void rms_norm_bwd_rows_phased(const RmsNormBwdParams& p) {
       sums[0] = pass == 1 ? Max()(sums[0], abs(v)) : sums[0] + v * v;
       sums[1] += g * v;
     };
-#pragma unroll 2
-    for (long long i = first; i < division.packs; i += step) {
-      const long long at = division.head + i * kWidth;
-      const auto wide = convert<float>(load_pack<T, kWidth>(h + at)), grad = convert<float>(load_pack<T, kWidth>(dy + at));
-      Pack<float, kWidth> weight;
-      if (beside) {
-        weight = convert<float>(division.head > 0 ? load_beside(division, weights, i) : load_pack<T, kWidth>(weights + at));
+    if (beside) {
+#pragma unroll 1
+      for (long long begin = first; begin < division.packs; begin += kBatch * step) {
+        Fetched<T, kWidth> h_of[kBatch], dy_of[kBatch], low[kBatch], high[kBatch];
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) weight.at[j] += constants.weight_offset;
-      } else {
+        for (int k = 0; k < kBatch; ++k) {
+          const long long i = begin + k * step, at = division.head + i * kWidth;
+          if (i >= division.packs) break;
+          h_of[k] = fetch<T, kWidth>(h + at);
+          dy_of[k] = fetch<T, kWidth>(dy + at);
+          low[k] = fetch<T, kWidth>(weights + i * kWidth);
+          high[k] = fetch<T, kWidth>(weights + (division.head > 0 ? i + 1 : i) * kWidth);
+        }
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) weight.at[j] = weight_of<T>(p, at + j);
+        for (int k = 0; k < kBatch; ++k) {
+          if (begin + k * step >= division.packs) break;
+          const auto wide = convert<float>(h_of[k].pack()), grad = convert<float>(dy_of[k].pack());
+          const auto weight = convert<float>(shifted(low[k].pack(), high[k].pack(), division.head * static_cast<int>(sizeof(T))));
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) add(wide.at[j], grad.at[j] * (weight.at[j] + constants.weight_offset));
+        }
       }
+    } else {
+#pragma unroll 1
+      for (long long i = first; i < division.packs; i += step) {
+        const long long at = division.head + i * kWidth;
+        const auto h_of = fetch<T, kWidth>(h + at), dy_of = fetch<T, kWidth>(dy + at);
+        const auto wide = convert<float>(h_of.pack()), grad = convert<float>(dy_of.pack());
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) add(wide.at[j], grad.at[j] * weight.at[j]);
+        for (int j = 0; j < kWidth; ++j) add(wide.at[j], grad.at[j] * weight_of<T>(p, at + j));
+      }
     }
 #pragma unroll 1
     for (unsigned e = first; e < division.edges; e += step) {
@@ -87,15 +103,36 @@ __device__ void combine_parts(const RmsNormBwdParams& p, float* combined) {
   for (int wanted = thread / lanes; thread < threads && wanted / (32 / lanes) * (32 / lanes) < p.rows; wanted += threads / lanes) {
     const int row = min(wanted, static_cast<int>(p.rows) - 1);
     const float* const found = static_cast<const float*>(p.found) + 3 * row * p.parts;
-    float scale = found[0], sums[2] = {};
-#pragma unroll 4
-    for (unsigned part = thread % lanes; part < p.parts; part += lanes) scale = min(scale, found[3 * part]);
-    scale = reduce_lanes(scale, lanes, [](float a, float b) { return min(a, b); });
-#pragma unroll 4
-    for (unsigned part = thread % lanes; part < p.parts; part += lanes) {
-      const float factor = scale / found[3 * part];  // its square may be 0, which infinity must not meet
-      sums[0] += found[3 * part + 1] * factor * factor;
-      sums[1] += found[3 * part + 2] * factor;
+    float scale = 1, sums[2] = {};
+    bool ordinary = true;  // all of this warp's
+    constexpr int kBatch = 4;
+#pragma unroll 1
+    for (unsigned begin = thread % lanes; begin < p.parts; begin += kBatch * lanes) {
+      float parts[kBatch][3];  // on their way together
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const unsigned part = begin + k * lanes;
+#pragma unroll
+        for (int i = 0; i < 3; ++i) parts[k][i] = part < p.parts ? found[3 * part + i] : i == 0;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        ordinary &= parts[k][0] == 1;
+        sums[0] += parts[k][1];
+        sums[1] += parts[k][2];
+      }
+    }
+    if (!__all_sync(0xffffffffu, ordinary)) {
+      scale = found[0];
+#pragma unroll 1
+      for (unsigned part = 0; part < p.parts; ++part) scale = min(scale, found[3 * part]);
+      sums[0] = sums[1] = 0;
+#pragma unroll 1
+      for (unsigned part = thread % lanes; part < p.parts; part += lanes) {
+        const float factor = scale / found[3 * part];  // its square may be 0, which infinity must not meet
+        sums[0] += found[3 * part + 1] * factor * factor;
+        sums[1] += found[3 * part + 2] * factor;
+      }
     }
     sums[0] = reduce_lanes(sums[0], lanes, Sum());
     sums[1] = reduce_lanes(sums[1], lanes, Sum());
@@ -129,16 +166,9 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
   auto wide = [](const uint4& v) { return convert<float>(*reinterpret_cast<const Vector<T>*>(&v)); };
   Pack<float, kWidth> weight = {}, dweight = {}, dbias = {};
   const T* const weights = static_cast<const T*>(p.weight) + at;
-  if (exists && whole && p.weight && !p.weight_wide && reinterpret_cast<unsigned long long>(weights) % 16 == 0) {
-    weight = wide(__ldg(reinterpret_cast<const uint4*>(weights)));
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) weight.at[j] += p.float32.weight_offset;
-  } else {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      if (j >= from && j < to) weight.at[j] = weight_of<T>(p, at + j);
-    }
-  }
+  const bool in_vector = exists && whole && p.weight && !p.weight_wide && reinterpret_cast<unsigned long long>(weights) % 16 == 0;
+  uint4 weight_vector = {};
+  if (in_vector) weight_vector = __ldg(reinterpret_cast<const uint4*>(weights));
   // The next row is on its way while one is worked on, and the first while the kernel before still runs, which writes none.
   uint4 next_h = {}, next_dy = {};
   auto fetch = [&](long long row) {
@@ -147,6 +177,16 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
     next_dy = load(p.dy, row);
   };
   fetch(first_row);
+  if (in_vector) {
+    weight = wide(weight_vector);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) weight.at[j] += p.float32.weight_offset;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      if (j >= from && j < to) weight.at[j] = weight_of<T>(p, at + j);
+    }
+  }
   wait_for_previous();
   __shared__ float combined[3 * kMostRowsInParts];
   if (p.parts > 1) combine_parts(p, combined);
@@ -178,7 +218,7 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
 // Instances, as rms_norm_bwd_plan.cc asks for them.
 #if CUOPS_TUNED == 90  // others move these rows in single elements
 #define RMS_NORM_BWD_PHASED(name, T)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(1024) rms_norm_bwd_##name##_rows_phased(cuops::RmsNormBwdParams p) {   \
+  extern "C" __global__ void __launch_bounds__(512, 2) rms_norm_bwd_##name##_rows_phased(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_rows_phased<T>(p);                                                                            \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(256) rms_norm_bwd_##name##_columns_phased(cuops::RmsNormBwdParams p) { \
