@@ -23,7 +23,7 @@ __device__ int magnitude_of(const Pack<T, 8> (&v)[kCount]) {
 template <class T, int kSize, int kThreads>
 struct FactorPart {
   static constexpr int kUnits = kSize / 8, kPieces = (kSize * kUnits + kThreads - 1) / kThreads;
-  Pack<T, 8> v[kPieces];
+  Fetched<T, 8> v[kPieces];
 
   __device__ void load(const KronFactor& f) {
 #pragma unroll
@@ -33,13 +33,22 @@ struct FactorPart {
       v[j] = {};
       if (row >= f.out) continue;
       if (f.vectors) {
-        if (k < f.in) v[j] = load_pack<T, 8>(from);
+        if (k < f.in) v[j] = fetch<T, 8>(from);
       } else {
+        auto some = v[j].pack();
 #pragma unroll
         for (int e = 0; e < 8; ++e)
-          if (k + e < f.in) v[j].at[e] = from[e * f.column_stride];
+          if (k + e < f.in) some.at[e] = from[e * f.column_stride];
+        v[j] = fetch<T, 8>(&some);
       }
     }
+  }
+
+  __device__ int magnitude() const {
+    Pack<T, 8> packs[kPieces];
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) packs[j] = v[j].pack();
+    return magnitude_of(packs);
   }
 
   // Calls put(row, column, pair of neighbours) for all pairs, scaled.
@@ -50,7 +59,8 @@ struct FactorPart {
       const int row = (threadIdx.x + j * kThreads) / kUnits, k = threadIdx.x % kUnits * 8;
       if (kSize * kUnits % kThreads != 0 && row >= kSize) continue;
 #pragma unroll
-      for (int e = 0; e < 8; e += 2) put(row, k + e, convert<float>(v[j].at[e]) * scale, convert<float>(v[j].at[e + 1]) * scale);
+      for (int e = 0; e < 8; e += 2)
+        put(row, k + e, convert<float>(v[j].pack().at[e]) * scale, convert<float>(v[j].pack().at[e + 1]) * scale);
     }
   }
 };

@@ -32,7 +32,7 @@ __device__ void kron_half(const KronHalfParams& p) {
   first.load(p.factors[0]);
   last.load(p.factors[1]);
   int exponents[2];
-  find_exponents<T, kHalfWarps>(shared_at<int>(0), exponents, {magnitude_of(first.v), magnitude_of(last.v)});
+  find_exponents<T, kHalfWarps>(shared_at<int>(0), exponents, {first.magnitude(), last.magnitude()});
   C::store_first(kFirst, first, power_of_two(-exponents[0]));
   C::store_last(kLast, last, power_of_two(-exponents[1]));
   int exponent = exponents[0] + exponents[1];
@@ -84,7 +84,7 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
   first.load(p.factors[1]);
   last.load(p.factors[2]);
   int exponents[3];
-  find_exponents<T, kHalfWarps>(shared_at<int>(0), exponents, {magnitude_of(outer.v), magnitude_of(first.v), magnitude_of(last.v)});
+  find_exponents<T, kHalfWarps>(shared_at<int>(0), exponents, {outer.magnitude(), first.magnitude(), last.magnitude()});
   // The first factor as the other operand.
   outer.each(power_of_two(-exponents[0]), [&](int row, int k, float a, float b) {
     float* const to =
