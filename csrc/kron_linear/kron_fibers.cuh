@@ -198,10 +198,10 @@ class FibersWeight {
 
 // All of them, for a block of which each thread has had the first one loaded.
 template <class Acc>
-__device__ void store_weights(const KronFibersChain& p, const FibersWeight<Acc>& first, Acc* weights) {
+__device__ void store_weights(const KronFibersChain& p, Acc first, Acc* weights) {
   int i = threadIdx.x;
   if (i >= p.weights) return;
-  weights[i] = first.value();
+  weights[i] = first;
 #pragma unroll 1
   while ((i += blockDim.x) < p.weights) {
     FibersWeight<Acc> other(p, i);

@@ -14,12 +14,13 @@ __device__ void kron_fibers(const KronFibersParams& p) {
   Acc* const shared = shared_at<Acc>(0);
   FibersWeight<Acc> weight(chain, threadIdx.x);
   wait_for_previous(gridDim.x >= chain.tiles);
-  weight.load();  // on its way together with the first tile
+  weight.load();
+  const Acc first_weight = weight.value();  // now: elements on their way beside the tile's went to the stack, one after the other
 #pragma unroll 1
   for (long long index = blockIdx.x; index < chain.tiles; index += gridDim.x) {
     const FibersTile tile(chain, index);
     load_samples<Acc, 1>(chain, {&p.x}, tile, {shared + chain.step[0].state});
-    if (index == blockIdx.x) store_weights(chain, weight, shared);
+    if (index == blockIdx.x) store_weights(chain, first_weight, shared);
 #pragma unroll 1
     for (int s = 0; s < chain.steps; ++s) {
       const KronFibersStep& step = chain.step[s];

@@ -268,7 +268,7 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
     const FibersTile tile(chain, index);
     load_samples<Acc, 2>(chain, {&p.x, &p.dy}, tile, {shared + chain.step[0].state, shared + p.gradient});
     if (index == blockIdx.x) {
-      store_weights(chain, weight, shared);
+      store_weights(chain, weight.value(), shared);
 #pragma unroll 1
       for (int i = threadIdx.x; i < warps * chain.sums; i += threads) found[i] = 0;
       __syncthreads();
