@@ -85,13 +85,16 @@ def test_numpy_arrays_on_the_gpu():
     assert cuops._backend.gpu_for_host_arrays() == 0
 
 
-def test_in_place_writes_into_x(device):
-    x, weight = make((6, 4097), device=device), make((4097,), device=device, seed=1)
+@pytest.mark.parametrize("n", [64, 1000, 4097, 65536, 300001, pytest.param(1 << 20, marks=gpu)])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_in_place_writes_into_x(rows, n, device):
+    x, weight = make((rows, n), device=device), make((n,), device=device, seed=1)
     want = cuops.rms_norm(x, weight)
-    pointer = x.data_ptr()
+    pointer, version = x.data_ptr(), x._version
     y = cuops.rms_norm_(x, weight)
     assert y is x
     assert x.data_ptr() == pointer
+    assert x._version > version
     assert torch.equal(x, want)
 
 

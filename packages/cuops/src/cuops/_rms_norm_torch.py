@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, reference
+from . import _backend, errors, reference
 from ._arguments import dtype_name
 from ._transforms import is_batched, is_transformed
 
@@ -254,6 +254,18 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
     h = _empty_like(x)
     _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
     return y, h
+
+
+def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
+    """Whether the library has written y into x; it refuses arguments that it cannot take as they are."""
+    try:
+        _library_fwd()(x, None, None, x, None, weight, bias, eps, weight_offset)
+    except errors.CuopsError:
+        raise
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        return False
+    torch.autograd.graph.increment_version(x)
+    return True
 
 
 class _Direct(torch.autograd.Function):

@@ -11,7 +11,7 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_torch import direct, forward_torch, is_direct
+    from ._rms_norm_torch import direct, direct_in_place, forward_torch, is_direct
 else:
 
     def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
@@ -123,6 +123,9 @@ def rms_norm_(
         raise ValueError("x: expected a writable array, got a read-only one")
     if _arguments.is_tensor(x):
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+        plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
+        if plain and direct_in_place(x, weight, bias, eps, weight_offset):
+            return x
         before = x.clone() if records else x
         y = rms_norm(before, weight, bias, eps, weight_offset=weight_offset, normalized_shape=normalized_shape)
         return x.copy_(y)
