@@ -3,6 +3,7 @@
 
 #include <tvm/ffi/function.h>
 
+#include <optional>
 #include <vector>
 
 #include "host/error.h"
@@ -16,8 +17,13 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream) {
-  const RmsNormFwdPlan plan = plan_rms_norm_fwd(&p, dtype, device);
+void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream, bool may_allocate) {
+  const RmsNormFwdPlan plan = plan_rms_norm_fwd(&p, dtype, device, may_allocate);
+  std::optional<tvm::ffi::Tensor> found;
+  if (plan.sums != nullptr) {
+    p.found = data_of(found.emplace(allocate(2 * plan.shape.blocks, accumulator_of(dtype), {kDLCUDA, device})));
+    launch(*plan.sums, device, stream, plan.shape, &p);
+  }
   launch(plan.kernel, device, stream, plan.shape, &p);
 }
 
@@ -70,7 +76,7 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
   p.y = rows_of(y, "y");
   const int device = x.device().device_id;
   const ContextGuard context(device);
-  launch_fwd(p, dtype, device, current_stream(x.device()));
+  launch_fwd(p, dtype, device, current_stream(x.device()), can_allocate());
 }
 
 // Host arrays, through the GPU `device`; y may be x. Returns when y is written.
@@ -109,7 +115,7 @@ void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, Optional
                 chunk.x = {reinterpret_cast<void*>(from[0]), INT64_MAX, p.n, 0};
                 chunk.y = {reinterpret_cast<void*>(to[0]), INT64_MAX, p.n, 0};
                 if (rstd.has_value()) chunk.rstd = reinterpret_cast<void*>(to[1]);
-                launch_fwd(chunk, dtype, static_cast<int>(device), stream);
+                launch_fwd(chunk, dtype, static_cast<int>(device), stream, false);
               });
 }
 

@@ -35,12 +35,15 @@ struct RmsNormFwdParams {
   bool overlaps;                // the launch overlaps with the kernel before it
   long long released_from;      // L2 keeps x longest (rms_norm/passing.cuh), and from this row on not beyond the kernel; or kNoRow
   int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
+  int parts;                       // of a row, in rms_norm_parts.cu
   Rows residual, h;                // h = x + residual, where there is a residual
   const void* bias;
   RmsNormScalars<double> float64;
+  void* found;  // two values for each part of a row
 };
-static_assert(sizeof(RmsNormFwdParams) == 256, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormFwdParams) == 264, "host and device must agree on the layout");
 
+constexpr int kPartVectors = 4;        // of a thread, in rms_norm_parts.cu
 constexpr int kMostRowsInParts = 128;  // for which rms_norm_bwd_phased.cu has shared memory
 
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.

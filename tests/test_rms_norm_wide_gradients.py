@@ -89,23 +89,25 @@ SIZES = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
 @pytest.mark.parametrize("n", [65536, 262143, 1_048_576])
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_parts_of_a_row_may_differ_in_size(sizes, n, eps, dtype):
+def test_parts_of_a_row_may_differ_in_size(sizes, rows, n, eps, dtype):
     generator = torch.Generator("cuda").manual_seed(n)
     piece = 2048  # of neighbours, less than what a block reads at once
-    pick = torch.randint(len(SIZES[sizes]), (3, n // piece + 1), generator=generator, device="cuda")
+    pick = torch.randint(len(SIZES[sizes]), (rows, n // piece + 1), generator=generator, device="cuda")
     size = torch.tensor(SIZES[sizes], dtype=torch.float64, device="cuda")[pick].repeat_interleave(piece, 1)[:, :n]
     pick[:, 0] = len(SIZES[sizes]) - 1
     power = 10 if dtype == torch.float64 else 1  # of float64 squares leave the range much later
-    x, dy = (torch.randn(3, n, generator=generator, device="cuda").double() for _ in range(2))
+    x, dy = (torch.randn(rows, n, generator=generator, device="cuda").double() for _ in range(2))
     x, dy = (x * size**power).to(dtype).requires_grad_(), dy.to(dtype)
     weight = torch.randn(n, generator=generator, device="cuda").to(dtype).requires_grad_()
 
     def run():
-        return torch.autograd.grad(cuops.rms_norm(x, weight, None, eps), (x, weight), dy)
+        y = cuops.rms_norm(x, weight, None, eps)
+        return y.detach(), *torch.autograd.grad(y, (x, weight), dy)
 
-    dx, dweight = run()
-    assert all(torch.equal(a, b) for a, b in zip((dx, dweight), run(), strict=True))
+    y, dx, dweight = run()
+    assert all(torch.equal(a, b) for a, b in zip((y, dx, dweight), run(), strict=True))
     # The formula, with each row divided by its largest element, or by the root of eps.
     largest = x.detach().double().abs().amax(-1, keepdim=True).clamp(min=eps**0.5)
     h, grad = x.detach().double() / largest, dy.double() * weight.detach().double()
@@ -114,44 +116,53 @@ def test_parts_of_a_row_may_differ_in_size(sizes, n, eps, dtype):
     want = rstd * (grad - xhat * (grad * xhat).mean(-1, keepdim=True)) / largest
     want_weight = (dy.double() * xhat).sum(0)
     tolerance = torch.finfo(dtype).eps / 2 + (1e-13 if dtype == torch.float64 else 2e-5)
-    for got, wanted in ((dx, want), (dweight, want_weight)):
+    for got, wanted in ((y, xhat * weight.detach().double()), (dx, want), (dweight, want_weight)):
         error = (got.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean(-1, keepdim=True))
         assert error.max() <= tolerance
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("n", [65536, 262143])
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
-def test_zeros_have_gradients_without_nan(eps, n, dtype):
-    x = torch.zeros(3, n, device="cuda", dtype=dtype)
-    x[1, n // 2] = 1  # all parts of this row are zeros but one
+def test_zeros_have_gradients_without_nan(eps, n, rows, dtype):
+    x = torch.zeros(rows, n, device="cuda", dtype=dtype)
+    x[rows // 2, n // 2] = 1  # all parts of this row are zeros but one
     x.requires_grad_()
     weight = torch.ones(n, device="cuda", dtype=dtype, requires_grad=True)
-    dx, dweight = torch.autograd.grad(cuops.rms_norm(x, weight, None, eps), (x, weight), torch.ones_like(x))
+    y = cuops.rms_norm(x, weight, None, eps)
+    assert y.count_nonzero() == 1
+    dx, dweight = torch.autograd.grad(y, (x, weight), torch.ones_like(x))
     assert dx.isfinite().all()
     assert dweight.isfinite().all()
     assert dweight.count_nonzero() == 1
     if eps == 0:
-        assert not dx[::2].any()
+        assert not dx[torch.arange(rows, device="cuda") != rows // 2].any()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("n", [65536, 262143])
-def test_nan_and_infinity_stay_in_their_row(n, dtype, value):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_nan_and_infinity_stay_in_their_row(rows, n, dtype, value):
     torch.manual_seed(n)
-    x, dy = (torch.randn(3, n, device="cuda").to(dtype) for _ in range(2))
+    x, dy = (torch.randn(rows, n, device="cuda").to(dtype) for _ in range(2))
     x[:, n // 2 :] *= 1e37  # other parts have a scale
     weight = torch.randn(n, device="cuda").to(dtype).requires_grad_()
 
     def run(x):
-        return torch.autograd.grad(cuops.rms_norm(x.requires_grad_(), weight, None, 1e-5), (x, weight), dy)
+        y = cuops.rms_norm(x.requires_grad_(), weight, None, 1e-5)
+        return y.detach(), *torch.autograd.grad(y, (x, weight), dy)
 
-    want, _ = run(x.clone())
-    x[1, 7] = value
-    dx, dweight = run(x)
-    assert torch.equal(dx[::2], want[::2])
-    assert dx[1].isnan().all()
+    wanted = run(x.clone())
+    own = rows // 2
+    x[own, 7] = value
+    y, dx, dweight = run(x)
+    for got, want in zip((y, dx), wanted, strict=False):
+        assert torch.equal(got[:own], want[:own])
+        assert torch.equal(got[own + 1 :], want[own + 1 :])
+    assert dx[own].isnan().all()
+    assert y[own].isnan().sum() == (n if value != value else 1)
     assert dweight.isnan().sum() == (n if value != value else 1)
 
 

@@ -121,6 +121,13 @@ bool vectors_fit(const Rows& rows, int width, DType dtype) {
   return reinterpret_cast<std::uintptr_t>(rows.data) % alignment == 0 && rows.stride % width == 0 && rows.outer_stride % width == 0;
 }
 
+bool can_allocate() { return TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr; }
+
+tvm::ffi::Tensor allocate(std::int64_t count, DType dtype, DLDevice device) {
+  const DLDataType bytes{kDLUInt, 8, 1};
+  return tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {count * size_of(dtype)}, bytes, device);
+}
+
 CUstream current_stream(DLDevice device) { return static_cast<CUstream>(TVMFFIEnvGetStream(device.device_type, device.device_id)); }
 
 }  // namespace cuops

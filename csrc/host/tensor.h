@@ -45,6 +45,10 @@ Rows rows_of(TensorView t, const char* name);  // ValueError instead
 bool vectors_fit(const Rows& rows, int width, DType dtype);
 inline bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
+// Memory of the caller's framework, where it lends any: what comes later on its stream may use it once the tensor is gone.
+bool can_allocate();
+tvm::ffi::Tensor allocate(std::int64_t count, DType dtype, DLDevice device);
+
 // The stream that the caller's framework works on.
 CUstream current_stream(DLDevice device);
 

@@ -39,6 +39,7 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
     together =
         together && aligned16(rows.data) && (problem.rows == 1 || (rows.stride >= width && (rows.stride - problem.n) % width == 0));
   }
+  problem.vector_weight = !weight.has_value() || aligned16(data_of(*weight));
   problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
   problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !bias &&
                    problem.dtype != kFloat64;

@@ -4,6 +4,7 @@
 #include "device/reduce.cuh"
 #include "device/row.cuh"
 #include "device/tuned.cuh"
+#include "parts.cuh"
 #include "rms_norm.h"
 #include "side_by_side.cuh"
 #include "weight.cuh"
@@ -29,16 +30,8 @@ __device__ void rms_norm_bwd_rows_phased(const RmsNormBwdParams& p) {
   const Division<T, kWidth, true, long long> division(h, p.n);
   const bool beside = weights && !p.weight_wide && reinterpret_cast<unsigned long long>(weights) % 16 == 0;
   const auto& constants = p.float32;
-  float sums[2], scale = 1;
-#pragma unroll 1
-  for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
-    sums[0] = pass == 1 ? constants.sqrt_eps : 0;
-    sums[1] = 0;
-    auto add = [&](float element, float g) {
-      const float v = element * scale;
-      sums[0] = pass == 1 ? Max()(sums[0], abs(v)) : sums[0] + v * v;
-      sums[1] += g * v;
-    };
+  float sums[2];
+  const float scale = sums_of_part(p, team, sums, [&](auto&& add) {
     if (beside) {
 #pragma unroll 1
       for (long long begin = first; begin < division.packs; begin += kBatch * step) {
@@ -76,15 +69,7 @@ __device__ void rms_norm_bwd_rows_phased(const RmsNormBwdParams& p) {
       const long long i = division.edge(e);
       add(convert<float>(h[i]), convert<float>(dy[i]) * weight_of<T>(p, i));
     }
-    team.reduce(sums, [&](float a, float b) { return pass == 1 ? Max()(a, b) : a + b; });
-    if (pass == 2) break;
-    if (pass == 1) {
-      scale = isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
-    } else if (!team.any(!(sums[0] <= Range<float>::kLargest / p.parts &&
-                           mean_plus_eps(sums[0], constants, constants.eps) >= Range<float>::kSmallest))) {
-      break;
-    }
-  }
+  });
   if (threadIdx.x != 0 || row != wanted) return;
   float* const found = static_cast<float*>(p.found) + 3 * (row * p.parts + part);
   found[0] = scale;
@@ -92,54 +77,19 @@ __device__ void rms_norm_bwd_rows_phased(const RmsNormBwdParams& p) {
   found[2] = p.parts > 1 ? sums[1] : sums[1] * constants.inverse_n;
 }
 
-// Of rows in several parts, what the kernel above finds about rows in one. A part whose squares left the range has a scale of its
-// own: the smallest one becomes the row's, and since all are powers of two, only what is too small to count is lost.
-__device__ void combine_parts(const RmsNormBwdParams& p, float* combined) {
-  const auto& constants = p.float32;
+// Of rows in several parts, what the kernel above finds about rows in one.
+__device__ void combine_rows(const RmsNormBwdParams& p, float* combined) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y / 32 * 32;  // of whole warps
   int lanes = 32;
   while (lanes / 2 >= p.parts || (lanes > 1 && p.rows * lanes > threads)) lanes /= 2;
 #pragma unroll 1
   for (int wanted = thread / lanes; thread < threads && wanted / (32 / lanes) * (32 / lanes) < p.rows; wanted += threads / lanes) {
     const int row = min(wanted, static_cast<int>(p.rows) - 1);
-    const float* const found = static_cast<const float*>(p.found) + 3 * row * p.parts;
-    float scale = 1, sums[2] = {};
-    bool ordinary = true;  // all of this warp's
-    constexpr int kBatch = 4;
-#pragma unroll 1
-    for (unsigned begin = thread % lanes; begin < p.parts; begin += kBatch * lanes) {
-      float parts[kBatch][3];  // on their way together
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const unsigned part = begin + k * lanes;
-#pragma unroll
-        for (int i = 0; i < 3; ++i) parts[k][i] = part < p.parts ? found[3 * part + i] : i == 0;
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        ordinary &= parts[k][0] == 1;
-        sums[0] += parts[k][1];
-        sums[1] += parts[k][2];
-      }
-    }
-    if (!__all_sync(0xffffffffu, ordinary)) {
-      scale = found[0];
-#pragma unroll 1
-      for (unsigned part = 0; part < p.parts; ++part) scale = min(scale, found[3 * part]);
-      sums[0] = sums[1] = 0;
-#pragma unroll 1
-      for (unsigned part = thread % lanes; part < p.parts; part += lanes) {
-        const float factor = scale / found[3 * part];  // its square may be 0, which infinity must not meet
-        sums[0] += found[3 * part + 1] * factor * factor;
-        sums[1] += found[3 * part + 2] * factor;
-      }
-    }
-    sums[0] = reduce_lanes(sums[0], lanes, Sum());
-    sums[1] = reduce_lanes(sums[1], lanes, Sum());
+    float found[3];
+    combine_parts<2>(p, static_cast<const float*>(p.found) + 3 * row * p.parts, lanes, found);
     if (thread % lanes != 0 || row != wanted) continue;
-    combined[3 * row] = scale;
-    combined[3 * row + 1] = rstd_of(sums[0], constants, scale);
-    combined[3 * row + 2] = sums[1] * constants.inverse_n;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) combined[3 * row + i] = found[i];
   }
   __syncthreads();
 }
@@ -189,7 +139,7 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
   }
   wait_for_previous();
   __shared__ float combined[3 * kMostRowsInParts];
-  if (p.parts > 1) combine_parts(p, combined);
+  if (p.parts > 1) combine_rows(p, combined);
   const float* const rows_found = p.parts > 1 ? combined : static_cast<const float*>(p.found);
 #pragma unroll 1
   for (long long row = first_row; exists && row < p.rows; row += step) {

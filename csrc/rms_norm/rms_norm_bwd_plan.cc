@@ -15,7 +15,8 @@ using Plan = RmsNormBwdPlan;
 
 // The constants of the instances: vectors a thread, threads a block.
 constexpr std::int64_t kRowThreads = 256, kMostRowThreads = 512, kMostRowBlocks = 8;
-constexpr std::int64_t kShort = 64;  // elements of a row that are faster one by one
+constexpr std::int64_t kShort = 64;                                   // elements of a row that are faster one by one
+constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
@@ -138,6 +139,17 @@ Plan plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int de
   return {kGeneral, shape, teams};
 }
 
+// One row that L2 holds, in parts on all multiprocessors.
+Plan plan_parts(const Problem& p, std::int64_t vectors, const Hardware& hw) {
+  const std::int64_t share = (vectors + hw.multiprocessors - 1) / hw.multiprocessors;
+  const unsigned threads = std::clamp(threads_for(share, kPartVectors), 128u, 512u);
+  const unsigned parts = static_cast<unsigned>((vectors + threads * kPartVectors - 1) / (threads * kPartVectors));
+  Plan plan{kParts, {parts, threads, 1, 1, 0, true}, 1, true};
+  plan.rows_shape = plan.shape;
+  plan.parts = parts;
+  return plan;
+}
+
 // The first of two kernels: rows of up to 256 columns have a part of a warp.
 LaunchShape short_rows_shape(const Problem& p) {
   const unsigned lanes = threads_across(std::min<std::int64_t>(p.n, 32), 1), side_by_side = 128 / lanes;
@@ -216,15 +228,17 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
   struct Table {
     Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {
-          "_row",     "_row_any",  "_held",         "_held_long",   "_wide",        "_held_phased",     "_wide_phased",
-          "_general", "_rows_any", "_rows_vectors", "_rows_phased", "_columns_any", "_columns_vectors", "_columns_phased"};
+      constexpr const char* suffixes[] = {"_row",         "_row_any",         "_held",           "_held_long",
+                                          "_wide",        "_held_phased",     "_wide_phased",    "_general",
+                                          "_rows_any",    "_rows_vectors",    "_rows_phased",    "_sums",
+                                          "_columns_any", "_columns_vectors", "_columns_phased", "_parts"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < kRmsNormBwdKernels; ++k)
           at[t][k] = new Kernel(k <= kRowAny                              ? "rms_norm_bwd_row"
                                 : k < kGeneral                            ? "rms_norm_bwd_held"
                                 : k < kRowsAny                            ? "rms_norm_bwd"
                                 : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
+                                : k == kSums || k == kParts               ? "rms_norm_parts"
                                                                           : "rms_norm_bwd_any",
                                 std::string("rms_norm_bwd_") + name_of(t) + suffixes[k]);
     }
@@ -243,6 +257,8 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
     const bool halves = size_of(p.dtype) == 2;
     if ((p.starts != kAligned || p.n <= kShort) && p.n <= most) return plan_row(kRowAny, p.n, halves);
     if (p.starts != kAnywhere && vectors <= most) return plan_row(kRow, vectors, halves);
+    if (p.starts != kAnywhere && p.vector_weight && vectors > kLeastInParts && p.n <= kMostInParts)
+      return plan_parts(p, vectors, hw);
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);

@@ -24,9 +24,11 @@ enum RmsNormBwdKernel {
   kRowsAny,
   kRowsVectors,
   kRowsPhased,
+  kSums,
   kColumnsAny,  // in the order of kRows*
   kColumnsVectors,
   kColumnsPhased,
+  kParts,
   kRmsNormBwdKernels
 };
 
@@ -39,7 +41,8 @@ struct RmsNormBwdProblem {
   std::int64_t rows, n;
   DType dtype;
   RowStarts starts;
-  bool common;  // a weight of h's dtype, without offset, and no bias
+  bool vector_weight;  // starts at a multiple of 16 bytes
+  bool common;         // a weight of h's dtype, without offset, and no bias
 };
 
 // Blocks stay until all rows are done.

@@ -10,19 +10,37 @@
 namespace cuops {
 namespace {
 
-// Those whose rows stay in registers are in rms_norm.cu, the last three in rms_norm_any.cu. All but the last two are for the
-// common case, the second with a residual.
-enum Variant { kShort, kResidual, kMiddle, kWide, kLate, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny };
+// Those whose rows stay in registers are in rms_norm.cu, the pair of rms_norm_parts.cu comes after them, and the last three are in
+// rms_norm_any.cu. All but the last two are for the common case, the second with a residual.
+enum Variant {
+  kShort,
+  kResidual,
+  kMiddle,
+  kWide,
+  kLate,
+  kStay,
+  kPhasedShort,
+  kPhased,
+  kSums,
+  kParts,
+  kLong,
+  kVectors,
+  kAny,
+  kVariants
+};
 
 Kernel& kernel_of(DType dtype, Variant variant) {
   struct Table {
-    Kernel* at[4][11];  // for the life of the process
+    Kernel* at[4][kVariants];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_short",        "_residual", "_middle", "_wide",    "_late", "_stay",
-                                          "_phased_short", "_phased",   "_long",   "_vectors", "_any"};
+      constexpr const char* suffixes[] = {"_short",  "_residual", "_middle", "_wide", "_late",    "_stay", "_phased_short",
+                                          "_phased", "_sums",     "_parts",  "_long", "_vectors", "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (Variant v : {kShort, kResidual, kMiddle, kWide, kLate, kStay, kPhasedShort, kPhased, kLong, kVectors, kAny})
-          at[t][v] = new Kernel(v < kLong ? "rms_norm" : "rms_norm_any", std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
+        for (int v = 0; v < kVariants; ++v)
+          at[t][v] = new Kernel(v < kSums   ? "rms_norm"
+                                : v < kLong ? "rms_norm_parts"
+                                            : "rms_norm_any",
+                                std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
     }
   };
   static const Table table;
@@ -135,6 +153,19 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   return {};
 }
 
+// Few long rows that L2 holds, in parts on all multiprocessors: where that is faster than a cluster a row, as measured.
+std::optional<LaunchShape> plan_in_parts(const Problem& problem, const Hardware& hw) {
+  if (!problem.common || problem.residual || !problem.alike || !hw.tuned || problem.dtype == kFloat64) return {};
+  const bool registers_hold = problem.aligned && problem.packs() <= 65536;
+  if (problem.packs() < (registers_hold ? 32768 : 16384) || problem.rows > (registers_hold ? 3 : 8)) return {};
+  if (problem.rows * problem.n * size_of(problem.dtype) > 32 << 20) return {};
+  // One block a multiprocessor, or several that are smaller.
+  const std::int64_t share = (problem.rows * problem.packs() + hw.multiprocessors - 1) / hw.multiprocessors;
+  const unsigned threads = share <= 512 * kPartVectors ? std::max(threads_for(share, kPartVectors), 128u) : 256;
+  const std::int64_t parts = (problem.packs() + threads * kPartVectors - 1) / (threads * kPartVectors);
+  return LaunchShape{static_cast<unsigned>(problem.rows * parts), threads, 1, 1, 0, true};
+}
+
 // The others bring rows to shared memory: 64 KiB a block, and more where clusters end.
 std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, const Hardware& hw, RmsNormFwdParams* p) {
   const bool is_long = problem.common && !problem.residual && problem.alike && hw.tuned && problem.dtype != kFloat64;
@@ -163,9 +194,15 @@ long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardwar
   return rows * row_bytes <= l2 ? kNoRow : rows - l2 / row_bytes;
 }
 
-RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device) {
+RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, bool may_allocate) {
   const Problem problem = problem_of(*p, dtype);
   const Hardware& hw = hardware("rms_norm_any", device);
+  if (may_allocate) {
+    if (const auto shape = plan_in_parts(problem, hw)) {
+      p->parts = shape->blocks / problem.rows;
+      return {kernel_of(dtype, kParts), *shape, &kernel_of(dtype, kSums)};
+    }
+  }
   const auto in_registers = plan_in_registers(problem, hw, device);
   auto [variant, shape] = in_registers ? *in_registers : plan_in_shared_memory(problem, hw, p);
   // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.

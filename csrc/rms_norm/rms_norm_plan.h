@@ -9,10 +9,12 @@ namespace cuops {
 struct RmsNormFwdPlan {
   Kernel& kernel;
   LaunchShape shape;
+  Kernel* sums = nullptr;  // of the same shape, to be launched first; both want p->found with two values a block
 };
 
-// For a call whose arrays and scalars `p` has; completes `p` with what the kernel needs to know of the plan.
-RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device);
+// For a call whose arrays and scalars `p` has; completes `p` with what the kernel needs to know of the plan. `may_allocate`:
+// whether there is memory for p->found.
+RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, bool may_allocate);
 
 // The row from which on L2 is not to keep what it keeps longest (passing.cuh) beyond the kernel: what comes before, later
 // rows have pushed out by then. kNoRow where all of it would have to be given back: nothing is kept then.
