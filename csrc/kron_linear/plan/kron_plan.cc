@@ -21,6 +21,8 @@ constexpr double kEnough = 1 << 20;                  // elements that it is wort
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
+// And chains of fused kernels and GEMMs: of bfloat16, two factors in one GEMM take less than expected where they are small.
+constexpr double kMixedMargin = 1.02, kMixedMarginBFloat16 = 1.1;
 
 // A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more, and of 16 bits each
 // of the batched products costs at least kBatch. `batches`: how many, where _kron_linear_gemm.py takes the batched product, else 0.
@@ -60,6 +62,85 @@ std::int64_t longest_row(const KronProblem& problem) {
   return std::max(in, out);
 }
 
+// Factors `begin` to `end`: what those before have made, and those after will make, counts as rows and columns.
+KronProblem part_of(const KronProblem& problem, int begin, int end) {
+  KronProblem part = problem;
+  double rows = static_cast<double>(problem.rows), inner = static_cast<double>(problem.inner);
+  for (int k = 0; k < begin; ++k) rows *= problem.sizes[k].out;
+  for (std::size_t k = end; k < problem.sizes.size(); ++k) inner *= problem.sizes[k].in;
+  part.rows = static_cast<std::int64_t>(rows);
+  part.inner = static_cast<std::int64_t>(inner);
+  part.sizes.assign(problem.sizes.begin() + begin, problem.sizes.begin() + end);
+  part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
+  return part;
+}
+
+struct Chain {
+  std::vector<KronGroup> groups;
+  double nanoseconds = INFINITY;
+};
+
+// The cheapest two chains of all factors: where a GEMM takes the factors alone that no fused kernel is good for, and any factor.
+struct Chains {
+  Chain plain, mixed;
+};
+Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
+  const int n = static_cast<int>(problem.sizes.size());
+  // best[i]: for factors i and later, by what precedes them.
+  std::vector<Chain> best[2] = {std::vector<Chain>(n + 1), std::vector<Chain>(n + 1)};
+  for (std::vector<Chain>& chains : best) chains[n].nanoseconds = 0;
+  for (int i = n - 1; i >= 0; --i) {
+    for (int end = i + 1; end <= n; ++end) {
+      const KronProblem part = part_of(problem, i, end);
+      const double batches = part.inner < kFew ? 0 : static_cast<double>(part.rows);
+      std::vector<KronGroup> candidates = {plan_group(part, device)};
+      const bool fused = candidates[0].fused;
+      const KronKernel kernel = candidates[0].tuned;
+      // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
+      const bool slow = !fused || kernel == kKronProduct || (kernel == kKronGeneral && problem.dtype == kFloat64);
+      if (end == i + 1) {
+        KronGroup gemm = plan_gemm(part, batches, device);
+        if (fused && end == n) gemm.nanoseconds += kLaunch;  // as that of a fused kernel has it
+        candidates.push_back(std::move(gemm));
+      }
+      if (end == i + 2 && problem.dtype == kBFloat16) {
+        // One product with both takes less than two passes over memory. Of float16, products of elements may leave its range.
+        KronProblem merged = part;
+        const KronSize size = {part.sizes[0].out * part.sizes[1].out, part.sizes[0].in * part.sizes[1].in};
+        merged.sizes = {size};
+        if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
+            static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
+          KronGroup gemm = plan_gemm(merged, batches, device);
+          gemm.count = 2;
+          gemm.nanoseconds = kMergedMargin * (gemm.nanoseconds + kMerge);
+          candidates.push_back(std::move(gemm));
+        }
+      }
+      for (KronGroup& group : candidates) {
+        group.first = i;
+        // apply_along() rearranges the state before and after.
+        if (!group.fused && part.inner > 1 && part.inner < kFew)
+          group.nanoseconds += 2 * (kRearrange + group.bytes / 31 / device.multiprocessors);
+      }
+      for (bool mixes : {false, true}) {
+        Chain& chain = best[mixes][i];
+        const Chain& rest = best[mixes][end];
+        for (std::size_t k = 0; k < candidates.size(); ++k) {
+          KronGroup group = candidates[k];
+          if (k > 0 && end == i + 1 && !slow && !mixes) continue;
+          if (group.fused && end < n && rest.groups[0].fused)
+            group.nanoseconds -= size_of(problem.dtype) == 2 ? kOverlapHalves : kOverlap;
+          if (!(group.nanoseconds + rest.nanoseconds < chain.nanoseconds)) continue;
+          chain.nanoseconds = group.nanoseconds + rest.nanoseconds;
+          chain.groups = {group};
+          chain.groups.insert(chain.groups.end(), rest.groups.begin(), rest.groups.end());
+        }
+      }
+    }
+  }
+  return {std::move(best[false][0]), std::move(best[true][0])};
+}
+
 }  // namespace
 
 KronDivisor kron_divisor(std::int64_t d) {
@@ -88,72 +169,22 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
 }
 
 std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device) {
-  const int n = static_cast<int>(problem.sizes.size());
-  // best[i]: the cheapest chain for factors i and later, by what precedes them.
-  std::vector<std::vector<KronGroup>> best(n + 1);
-  std::vector<double> cost(n + 1, INFINITY);
-  cost[n] = 0;
-  std::vector<double> before(n + 1, 1), after(n + 1, 1);
-  for (int i = 0; i < n; ++i) before[i + 1] = before[i] * problem.sizes[i].out;
-  after[n] = static_cast<double>(problem.inner);
-  for (int i = n - 1; i >= 0; --i) after[i] = after[i + 1] * problem.sizes[i].in;
-  for (int i = n - 1; i >= 0; --i) {
-    for (int end = i + 1; end <= n; ++end) {
-      KronProblem part = problem;
-      part.rows = static_cast<std::int64_t>(problem.rows * before[i]);
-      part.inner = static_cast<std::int64_t>(after[end]);
-      part.sizes.assign(problem.sizes.begin() + i, problem.sizes.begin() + end);
-      part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
-      std::vector<KronGroup> candidates = {plan_group(part, device)};
-      const KronKernel tuned = candidates[0].tuned;
-      // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
-      const bool slow = !candidates[0].fused || (tuned == kKronGeneral && problem.dtype == kFloat64);
-      if (end == i + 1 && (slow || tuned == kKronProduct)) {
-        candidates.push_back(plan_gemm(part, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
-        if (candidates[0].fused && end == n) candidates[1].nanoseconds += kLaunch;  // as that of a fused kernel has it
-      }
-      if (end == i + 2 && problem.dtype == kBFloat16) {
-        // One product with both takes less than two passes over memory. Of float16, products of elements may leave its range.
-        KronProblem merged = part;
-        const KronSize size = {part.sizes[0].out * part.sizes[1].out, part.sizes[0].in * part.sizes[1].in};
-        merged.sizes = {size};
-        if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
-            static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
-          candidates.push_back(plan_gemm(merged, part.inner < kFew ? 0 : static_cast<double>(part.rows), device));
-          candidates.back().count = 2;
-          candidates.back().nanoseconds = kMergedMargin * (candidates.back().nanoseconds + kMerge);
-        }
-      }
-      for (KronGroup& group : candidates) {
-        // apply_along() rearranges the state before and after.
-        if (!group.fused && part.inner > 1 && part.inner < kFew)
-          group.nanoseconds += 2 * (kRearrange + group.bytes / 31 / device.multiprocessors);
-        if (group.fused && end < n && best[end][0].fused)
-          group.nanoseconds -= size_of(problem.dtype) == 2 ? kOverlapHalves : kOverlap;
-        if (!(group.nanoseconds + cost[end] < cost[i])) continue;
-        cost[i] = group.nanoseconds + cost[end];
-        group.first = i;
-        best[i] = {group};
-        best[i].insert(best[i].end(), best[end].begin(), best[end].end());
-      }
-    }
-  }
+  auto [plain, mixed] = cheapest_chains(problem, device);
   // The vendor's alone, the last factor first.
-  std::vector<KronGroup> gemms;
-  double all = kLaunch;
-  for (int i = 0; i < n; ++i) {
-    KronProblem part = problem;
-    part.rows = static_cast<std::int64_t>(problem.rows * before[i]);
-    part.inner = static_cast<std::int64_t>(after[i + 1]);
-    part.sizes.assign(1, problem.sizes[i]);
-    gemms.push_back(plan_gemm(part, before[i] * after[i + 1] < kFew ? 0 : static_cast<double>(problem.rows), device));
-    gemms.back().first = i;
-    all += gemms.back().nanoseconds;
+  Chain gemms{{}, kLaunch};
+  for (int i = 0; i < static_cast<int>(problem.sizes.size()); ++i) {
+    const KronProblem part = part_of(problem, i, i + 1);
+    const bool in_batch = static_cast<double>(part.rows) / problem.rows * part.inner >= kFew;
+    gemms.groups.push_back(plan_gemm(part, in_batch ? static_cast<double>(problem.rows) : 0, device));
+    gemms.groups.back().first = i;
+    gemms.nanoseconds += gemms.groups.back().nanoseconds;
   }
   const bool tuned =
-      std::all_of(best[0].begin(), best[0].end(), [](const KronGroup& g) { return !g.fused || g.tuned != kKronGeneral; });
+      std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || g.tuned != kKronGeneral; });
   const double margin = tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
-  return cost[0] * margin < all ? best[0] : gemms;
+  const double mixed_margin = problem.dtype == kBFloat16 ? kMixedMarginBFloat16 : kMixedMargin;
+  if (mixed.nanoseconds * mixed_margin < plain.nanoseconds) plain = std::move(mixed);
+  return plain.nanoseconds * margin < gemms.nanoseconds ? plain.groups : gemms.groups;
 }
 
 }  // namespace cuops

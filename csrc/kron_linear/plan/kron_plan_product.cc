@@ -12,6 +12,7 @@ struct Costs {
   double start, depth, tile, tile_depth;
 };
 constexpr Costs kCosts = {4.9, 0.009, 0.54, 0.0038}, kCostsF64 = {4.9, 0.0155, 0.36, 0.0104};
+constexpr double kShallow = 16, kShallowTile = 0.36;   // such a sum, of which the block asks for all at once, and its tile
 constexpr double kSingles = 350;                       // ns, where elements move one by one
 constexpr double kPass = 1.5;                          // of what shared memory holds of a sum, but for the first time
 constexpr double kShared[] = {0, 1.1, 1.7, 2.4, 3.5};  // of a sum by 1, 2, 4, 8 or 16 blocks
@@ -53,7 +54,8 @@ struct Launch {
     const double count = static_cast<double>((ceil_div(size.m, kProductTile) * ceil_div(size.n, kProductTile)) << splits_log);
     const double depth = std::ceil(std::ldexp(static_cast<double>(size.k), -splits_log)), most = product_depth(dtype);
     blocks += count;
-    work += count * (costs().tile + costs().tile_depth * depth);
+    const bool shallow = depth <= kShallow && dtype != kFloat64;
+    work += count * (shallow ? kShallowTile : costs().tile + costs().tile_depth * depth);
     longest =
         std::max(longest, costs().depth * std::min(depth, most) + kPass * (std::ceil(depth / most) - 1) + kShared[splits_log]);
   }
