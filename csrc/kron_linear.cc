@@ -9,6 +9,7 @@
 #include "kron_linear/kron_linear_fwd.h"
 #include "kron_linear/plan/kron_fibers_layout.h"
 #include "kron_linear/plan/kron_plan.h"
+#include "kron_linear/plan/kron_plan_dots.h"
 #include "kron_linear/plan/kron_plan_product.h"
 
 namespace cuops {
@@ -120,7 +121,8 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const int width = 16 / size_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
-  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
+  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows) &&
+                   std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
   problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
   const std::shared_ptr<const KronGroup> plan = cached_group(problem, device);
   const KronGroup& group = *plan;
@@ -160,6 +162,24 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     p.product[0].bias_lead = static_cast<int>(bias_lead);
     set_tiles(&p.product[0], 1);
     return run(product_kernel(dtype), &p);
+  }
+  if (group.tuned == kKronDots) {
+    const KronProductArray y_array{y_rows.data, y_rows.stride}, x_array{x_rows.data, x_rows.stride};
+    KronFactor factor[kTermsFactors];
+    fill_factors(factor, factors, dtype);
+    if (group.count > 1) {
+      KronTermsParams p = terms_of(group.terms_params, y_array, x_array, factor);
+      p.bias = bias_data;
+      p.bias_lead = static_cast<int>(bias_lead);
+      return run(terms_kernel(dtype, group.count), &p);
+    }
+    KronDotsParams p{};
+    p.dots[0] = dots_of_y({dtype, problem.rows, inner, problem.sizes[0].out, problem.sizes[0].in}, y_array, x_array, factor[0]);
+    p.dots[0].bias = bias_data;
+    p.dots[0].bias_lead = static_cast<int>(bias_lead);
+    LaunchShape shape{static_cast<unsigned>(p.dots[0].blocks), kDotsThreads};
+    shape.overlaps = true;
+    return launch(dots_kernel(dtype), device, current_stream(x.device()), shape, &p);
   }
   if (group.tuned >= kKronSlices) {
     KronSlicesParams p = group.slices_params;

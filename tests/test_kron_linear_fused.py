@@ -253,7 +253,10 @@ def test_views_give_what_copies_give(sizes, dtype):
     transposed = [w.mT for w in factors_of([size[::-1] for size in sizes], dtype)]
     for x in (base[:, 8:-16], base[3::2, 5 : 5 + columns_of(sizes)]):
         want = cuops.kron_linear(x.contiguous(), [w.contiguous() for w in transposed])
-        torch.testing.assert_close(cuops.kron_linear(x, transposed), want)
+        # Other kernels may take a view: what these round and lose differs.
+        lost = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * want.abs().max().item()
+        got = cuops.kron_linear(x, transposed)
+        torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=16 * lost)
 
 
 @gpu

@@ -29,6 +29,12 @@ inline std::vector<KronSize> sizes_of(const tvm::ffi::Array<int64_t>& pairs) {
   return sizes;
 }
 
+// Whether kernels of small problems may count a factor's elements in 32 bits.
+inline bool has_small_strides(TensorView factor) {
+  constexpr std::int64_t most = 1 << 16;
+  return factor.ndim() == 2 && factor.stride(0) <= most && factor.stride(1) <= most;
+}
+
 inline void fill_factors(KronFactor* to, const tvm::ffi::Array<tvm::ffi::Tensor>& factors, DType dtype) {
   const int width = 16 / size_of(dtype);
   for (std::size_t i = 0; i < factors.size(); ++i) {

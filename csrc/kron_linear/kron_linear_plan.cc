@@ -44,9 +44,9 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
                         : group.tuned == kKronSmall     ? group.small_params.samples
                         : group.tuned != kKronGeneral   ? group.tuned_params.samples
                                                         : p.samples;
-    const int slices = direct                               ? group.direct_params.slices
-                       : one && group.tuned != kKronProduct ? group.slices_params.slices
-                                                            : p.slices;
+    const int slices = direct                              ? group.direct_params.slices
+                       : one && group.tuned < kKronProduct ? group.slices_params.slices
+                                                           : p.slices;
     const int columns = direct                                ? 16 * (group.direct_params.columns > 0)
                         : group.tuned == kKronSixteensColumns ? 32
                         : group.tuned == kKronSmall           ? group.small_params.columns

@@ -1,11 +1,13 @@
-// Gradients of one factor of kron_linear and of its input in a launch, where these are small: checks, the plan, the launch.
+// Gradients of one factor of kron_linear and of its input in a launch, where these are small: checks, the plans, the launch.
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "host/error.h"
 #include "host/tensor.h"
 #include "kron_factors.h"
+#include "kron_linear/plan/kron_plan_dots.h"
 #include "kron_linear/plan/kron_plan_product.h"
 
 namespace cuops {
@@ -13,9 +15,16 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-KronProductPlan plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, int device) {
+struct Plans {
+  KronProductPlan product;
+  double dots;
+
+  double nanoseconds() const { return std::min(product.nanoseconds, dots); }
+};
+Plans plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, int device) {
   const bool clusters = hardware("kron_linear_product", device).clusters;
-  return plan_product_bwd(problem, needs_dx, needs_dw, clusters, kron_device(device));
+  return {plan_product_bwd(problem, needs_dx, needs_dw, clusters, kron_device(device)),
+          plan_dots_bwd(problem, needs_dx, needs_dw, kron_device(device))};
 }
 
 // The predicted nanoseconds of kron_linear_bwd_product for these sizes; 0 where there is no kernel.
@@ -23,8 +32,8 @@ int64_t kron_linear_bwd_product_time(int64_t dtype, int64_t rows, int64_t inner,
                                      bool needs_dw, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const KronProductProblem problem{static_cast<DType>(dtype), rows, inner, out, in};
-  const KronProductPlan plan = plan_bwd(problem, needs_dx, needs_dw, static_cast<int>(device));
-  return std::isinf(plan.nanoseconds) ? 0 : static_cast<int64_t>(plan.nanoseconds);
+  const double nanoseconds = plan_bwd(problem, needs_dx, needs_dw, static_cast<int>(device)).nanoseconds();
+  return std::isinf(nanoseconds) ? 0 : static_cast<int64_t>(nanoseconds);
 }
 
 // The gradients of y (rows, out, inner) = w (out, in) times x (rows, in, inner): of x, of w, or both; contiguous arrays on one GPU,
@@ -46,22 +55,35 @@ void kron_linear_bwd_product(OptionalTensor dx, OptionalTensor dw, TensorView dy
   const KronProductArray x_array = check(x, "x", problem.in), dy_array = check(dy, "dy", problem.out);
   const int device = x.device().device_id;
   if (!dx.has_value() && !dw.has_value()) return;
-  const KronProductPlan plan = plan_bwd(problem, dx.has_value(), dw.has_value(), device);
-  if (std::isinf(plan.nanoseconds)) raise("ValueError", "x: no kernel; ask kron_linear_bwd_product_time");
+  const Plans plans = plan_bwd(problem, dx.has_value(), dw.has_value(), device);
+  if (std::isinf(plans.nanoseconds())) raise("ValueError", "x: no kernel; ask kron_linear_bwd_product_time");
   KronFactor factor[1];
   fill_factors(factor, {w}, dtype);
+  if (plans.dots < plans.product.nanoseconds && has_small_strides(w)) {
+    KronDotsParams p{};
+    KronDots* next = p.dots;
+    if (dw.has_value()) {
+      expect_matrix(*dw, "dw", dtype, x.device(), problem.out, problem.in);
+      *next++ = dots_of_dw(problem, data_of(*dw), dy_array, x_array);
+    }
+    if (dx.has_value()) *next++ = dots_of_dx(problem, check(*dx, "dx", problem.in), dy_array, factor[0]);
+    LaunchShape shape{static_cast<unsigned>(p.dots[0].blocks + p.dots[1].blocks), kDotsThreads};
+    shape.overlaps = true;
+    const ContextGuard context(device);
+    return launch(dots_kernel(dtype), device, current_stream(x.device()), shape, &p);
+  }
   KronProductParams p{};
   KronProduct* next = p.product;
   if (dw.has_value()) {
     expect_matrix(*dw, "dw", dtype, x.device(), problem.out, problem.in);
     *next = product_of_dw(problem, data_of(*dw), dy_array, x_array);
-    set_tiles(next++, plan.splits);
+    set_tiles(next++, plans.product.splits);
   }
   if (dx.has_value()) {
     *next = product_of_dx(problem, check(*dx, "dx", problem.in), dy_array, factor[0]);
     set_tiles(next++, 1);
   }
-  const unsigned cluster = static_cast<unsigned>(plan.splits);
+  const unsigned cluster = static_cast<unsigned>(plans.product.splits);
   LaunchShape shape{static_cast<unsigned>(round_up(p.product[0].blocks + p.product[1].blocks, cluster)), kProductThreads};
   shape.cluster = cluster;
   shape.overlaps = true;

@@ -97,7 +97,8 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       const bool fused = candidates[0].fused;
       const KronKernel kernel = candidates[0].tuned;
       // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
-      const bool slow = !fused || kernel == kKronProduct || (kernel == kKronGeneral && problem.dtype == kFloat64);
+      const bool slow =
+          !fused || kernel == kKronProduct || kernel == kKronDots || (kernel == kKronGeneral && problem.dtype == kFloat64);
       if (end == i + 1) {
         KronGroup gemm = plan_gemm(part, batches, device);
         if (fused && end == n) gemm.nanoseconds += kLaunch;  // as that of a fused kernel has it
@@ -155,9 +156,10 @@ KronArithmetic kron_arithmetic(DType dtype, const KronDevice& device) {
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   KronGroup best = plan_general(problem, device);
   KronGroup fibers = plan_fibers(problem, device), product = plan_product(problem, device);
-  KronGroup slices = plan_slices(problem, device);
+  KronGroup slices = plan_slices(problem, device), dots = plan_dots(problem, device);
   // Rows of two strides, which the plan of a chain does not know of, have the general kernel instead.
   if (best.fused && product.nanoseconds < best.nanoseconds) best = std::move(product);
+  if (best.fused && dots.nanoseconds < best.nanoseconds) best = std::move(dots);
   if (best.fused && slices.nanoseconds < best.nanoseconds) best = std::move(slices);
   if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
   if (!problem.aligned) return best;

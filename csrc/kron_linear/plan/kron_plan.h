@@ -6,6 +6,7 @@
 
 #include "host/kernel.h"
 #include "kron_linear.h"
+#include "kron_linear/kron_dots.h"
 #include "kron_linear/kron_fibers.h"
 #include "kron_linear/kron_slices.h"
 
@@ -79,6 +80,7 @@ enum KronKernel {
   kKronFibers,
   kKronSlices,                     // two a dtype: plan_slices's
   kKronProduct = kKronSlices + 8,  // kron_linear_product.cu
+  kKronDots,                       // kron_linear_dots.cu
 };
 
 // One group of neighbouring factors: a launch of the fused kernel, or one factor, or the product of two, for the vendor's matrix
@@ -96,6 +98,7 @@ struct KronGroup {
   KronBitsParams bits_params{};
   KronFibersParams fibers_params{};
   KronSlicesParams slices_params{};
+  KronTermsParams terms_params{};
   LaunchShape shape{};
   double nanoseconds = 0, bytes = 0, operations = 0;
 };
@@ -141,6 +144,7 @@ KronGroup plan_double(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_dots(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_product(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_slices(const KronProblem& problem, const KronDevice& device);
 void set_sample_strides(KronSmallParams* p);

@@ -1,0 +1,181 @@
+#include "kron_plan_dots.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "host/tensor.h"
+
+namespace cuops {
+namespace {
+
+constexpr int kMostLanesLog = 5, kEachVectors = 4, kEachSingles = 8;  // lanes of a sum; packs for which a lane may be alone
+constexpr std::int64_t kMostResults = 1 << 20, kMostThreads = 1 << 18, kMostSample = 1 << 12;
+// Nanoseconds, measured on an H200: a launch; a thread of few lanes, which reads rows that are far apart, and one of more.
+struct Costs {
+  double start, apart, beside;
+};
+constexpr Costs kCosts = {4400, 0.016, 0.0085}, kCostsF64 = {4550, 0.025, 0.011};
+constexpr int kBesideLog = 2;
+// Of gradients: a launch, loads that wait for others, and a product; of how many at most, of few rows and of many.
+constexpr double kBwdStart = 4450, kBwdRound = 250, kBwdProduct = 0.006, kBwdMost = 1e5, kBwdMostOfMany = 1.6e5;
+constexpr std::int64_t kMany = 1024;
+// Of all factors at once: a launch, loads that wait for others, and an element of x or a factor that is read.
+constexpr double kTermsStart = 4550, kTermsRound = 300, kTermsElement = 0.0009;
+constexpr double kTermsStartF64 = 4850, kTermsRoundF64 = 700, kTermsElementF64 = 0.0012;
+
+int lanes_log_of(std::int64_t packs, int each) {
+  int log = 0;
+  while (log < kMostLanesLog && std::int64_t{each} << log < packs) ++log;
+  return log;
+}
+
+bool fits(const KronProductProblem& p, const KronDevice& device) {
+  return device.tuned == 90 && p.inner == 1 && std::max(p.in, p.out) <= kKronMostProduct &&
+         p.rows * std::max(p.in, p.out) <= kMostResults;
+}
+
+struct Matrix {
+  const void* data;
+  std::int64_t rows, row, step;  // their number, and how far rows and elements of a sum are apart
+};
+KronDots dots_of(const Matrix& a, const Matrix& b, void* c, std::int64_t c_row, std::int64_t k, DType dtype) {
+  const int width = 16 / size_of(dtype);
+  auto in_vectors = [&](const Matrix& m) {
+    return m.step == 1 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && (m.rows == 1 || m.row % width == 0);
+  };
+  KronDots dots{};
+  dots.a = a.data;
+  dots.b = b.data;
+  dots.c = c;
+  dots.a_row = static_cast<int>(a.row);
+  dots.a_step = static_cast<int>(a.step);
+  dots.b_row = static_cast<int>(b.row);
+  dots.b_step = static_cast<int>(b.step);
+  dots.c_row = static_cast<int>(c_row);
+  dots.bias_lead = 1;
+  dots.k = static_cast<int>(k);
+  dots.count = static_cast<int>(a.rows * b.rows);
+  dots.by_n = kron_divisor(b.rows);
+  dots.vectors = k % width == 0 && in_vectors(a) && in_vectors(b);
+  const int log = dots.vectors ? lanes_log_of(k / width, kEachVectors) : lanes_log_of(k, kEachSingles);
+  dots.lanes_log = static_cast<unsigned char>(log);
+  dots.blocks = static_cast<int>(ceil_div(std::int64_t{dots.count} << log, kDotsThreads));
+  return dots;
+}
+
+double time_of_one(const KronProblem& problem, const KronDevice& device) {
+  const KronSize& size = problem.sizes[0];
+  const KronProductProblem p{problem.dtype, problem.rows, problem.inner, size.out, size.in};
+  if (!fits(p, device)) return INFINITY;
+  const int width = 16 / size_of(p.dtype);
+  const int log = p.in % width == 0 ? lanes_log_of(p.in / width, kEachVectors) : lanes_log_of(p.in, kEachSingles);
+  const std::int64_t threads = p.rows * p.out << log;
+  if (threads > kMostThreads) return INFINITY;
+  const Costs& costs = p.dtype == kFloat64 ? kCostsF64 : kCosts;
+  return costs.start + (log < kBesideLog ? costs.apart : costs.beside) * static_cast<double>(threads);
+}
+
+double time_of_terms(const KronProblem& problem, const KronDevice& device, KronTermsParams* p) {
+  const int count = static_cast<int>(problem.sizes.size());
+  if (device.tuned != 90 || problem.inner != 1 || count > kTermsFactors) return INFINITY;
+  std::int64_t in = 1, out = 1;
+  for (int k = 0; k < count; ++k) {
+    const KronSize& size = problem.sizes[k];
+    in *= size.in;
+    out *= size.out;
+    if (std::max(in, out) > kMostSample) return INFINITY;
+    p->factor[k].by_out = kron_divisor(size.out);
+    p->factor[k].by_in = kron_divisor(size.in);
+  }
+  if (problem.rows > kMostResults / out) return INFINITY;
+  p->in = static_cast<int>(in);
+  p->count = static_cast<int>(problem.rows * out);
+  p->by_out = kron_divisor(out);
+  p->lanes_log = lanes_log_of(in, kTermsBatch);
+  const double rounds = static_cast<double>(ceil_div(in, std::int64_t{kTermsBatch} << p->lanes_log)) - 1;
+  const double elements = static_cast<double>(p->count) * in * (count + 1);
+  return problem.dtype == kFloat64 ? kTermsStartF64 + kTermsRoundF64 * rounds + kTermsElementF64 * elements
+                                   : kTermsStart + kTermsRound * rounds + kTermsElement * elements;
+}
+
+}  // namespace
+
+double plan_dots_bwd(const KronProductProblem& p, bool needs_dx, bool needs_dw, const KronDevice& device) {
+  const double products = static_cast<double>(p.rows) * p.in * p.out;
+  if (!(needs_dx || needs_dw) || !fits(p, device) || p.rows > kMany || products > (p.rows < kMany ? kBwdMost : kBwdMostOfMany))
+    return INFINITY;
+  const double rounds = static_cast<double>(ceil_div(needs_dw ? p.rows : 1, std::int64_t{kEachSingles} << kMostLanesLog)) - 1;
+  return kBwdStart + kBwdRound * rounds + kBwdProduct * products;
+}
+
+KronDots dots_of_y(const KronProductProblem& p, const KronProductArray& y, const KronProductArray& x, const KronFactor& w) {
+  return dots_of({x.data, p.rows, x.stride, 1}, {w.data, p.out, w.row_stride, w.column_stride}, y.data, y.stride, p.in, p.dtype);
+}
+
+KronDots dots_of_dx(const KronProductProblem& p, const KronProductArray& dx, const KronProductArray& dy, const KronFactor& w) {
+  return dots_of({dy.data, p.rows, dy.stride, 1}, {w.data, p.in, w.column_stride, w.row_stride}, dx.data, dx.stride, p.out,
+                 p.dtype);
+}
+
+KronDots dots_of_dw(const KronProductProblem& p, void* dw, const KronProductArray& dy, const KronProductArray& x) {
+  return dots_of({dy.data, p.out, 1, dy.stride}, {x.data, p.in, 1, x.stride}, dw, p.in, p.rows, p.dtype);
+}
+
+Kernel& dots_kernel(DType dtype) {
+  static Kernel kernels[] = {{"kron_linear_dots", "kron_dots_f64"},
+                             {"kron_linear_dots", "kron_dots_f32"},
+                             {"kron_linear_dots", "kron_dots_f16"},
+                             {"kron_linear_dots", "kron_dots_bf16"}};
+  return kernels[dtype];
+}
+
+KronTermsParams terms_of(KronTermsParams p, const KronProductArray& y, const KronProductArray& x, const KronFactor* factors) {
+  p.x = x.data;
+  p.y = y.data;
+  p.x_stride = static_cast<int>(x.stride);
+  p.y_stride = static_cast<int>(y.stride);
+  for (int k = 0; k < kTermsFactors && p.factor[k].by_in.divisor > 0; ++k) {
+    p.factor[k].data = factors[k].data;
+    p.factor[k].row_stride = static_cast<int>(factors[k].row_stride);
+    p.factor[k].column_stride = static_cast<int>(factors[k].column_stride);
+  }
+  return p;
+}
+
+Kernel& terms_kernel(DType dtype, int factors) {
+  struct Table {
+    Kernel* at[4][kTermsFactors - 1];  // for the life of the process
+    Table() {
+      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+        for (int n = 2; n <= kTermsFactors; ++n)
+          at[t][n - 2] = new Kernel("kron_linear_dots", std::string("kron_terms_") + name_of(t) + "_" + std::to_string(n));
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][factors - 2];
+}
+
+KronGroup plan_dots(const KronProblem& problem, const KronDevice& device) {
+  KronGroup group;
+  group.count = static_cast<int>(problem.sizes.size());
+  group.nanoseconds = INFINITY;
+  if (!problem.linear) return group;
+  group.nanoseconds = group.count == 1 ? time_of_one(problem, device) : time_of_terms(problem, device, &group.terms_params);
+  if (std::isinf(group.nanoseconds)) return group;
+  group.fused = true;
+  group.tuned = kKronDots;
+  double in = 1, out = 1;
+  for (const KronSize& size : problem.sizes) {
+    in *= static_cast<double>(size.in);
+    out *= static_cast<double>(size.out);
+  }
+  const double results = static_cast<double>(problem.rows) * out;
+  group.bytes = size_of(problem.dtype) * problem.rows * (in + out);
+  group.operations = (group.count == 1 ? 2 : group.count + 1) * results * in;
+  const int log = group.count > 1 ? group.terms_params.lanes_log : 0;
+  group.shape = {static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(results) << log, kDotsThreads)), kDotsThreads};
+  return group;
+}
+
+}  // namespace cuops
