@@ -51,6 +51,8 @@ Kernel& tuned_kernel(KronKernel which) {
                              {"kron_linear_wide", "kron_wide_64_tf32"},
                              {"kron_linear_wide", "kron_wide_64_f16"},
                              {"kron_linear_wide", "kron_wide_64_bf16"},
+                             {"kron_linear_wide", "kron_wide_96_f16"},
+                             {"kron_linear_wide", "kron_wide_96_bf16"},
                              {"kron_linear_wide", "kron_wide_128_tf32"},
                              {"kron_linear_wide", "kron_wide_128_f16"},
                              {"kron_linear_wide", "kron_wide_128_bf16"},
@@ -223,7 +225,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     KronWideParams p = fill(KronWideParams{});
     p.rows = problem.rows;
     p.matrices = matrices_map(x_rows, dtype, problem.rows, p.factors[0].in, p.factors[1].in,
-                              wide_rows(group.tuned < kKronWide128 ? 64 : kWideMost, size_of(dtype)));
+                              wide_rows(group.tuned < kKronWide96Half ? 64 : kWideMost, size_of(dtype)));
     return run(tuned_kernel(group.tuned), &p);
   }
   if (group.tuned >= kKronHalf32) {

@@ -66,7 +66,7 @@ __device__ void copy_factor(T* to, const KronFactor& f) {
       }
     }
   } else {
-#pragma unroll 4
+#pragma unroll kSize / 8
     for (int i = threadIdx.x; i < kSize * kSize; i += kThreads) {
       const int row = i / kSize, column = i % kSize;
       const bool valid = row < f.out && column < f.in;
@@ -163,13 +163,15 @@ __device__ const T* wide_bias(const KronWideParams& p, long long sample) {
   return static_cast<const T*>(p.bias) + of * (p.factors[0].out * p.factors[1].out);
 }
 
-template <class T, int kSize>
+// Of factors of up to kUsed, which lie in shared memory as those of kSize do.
+template <class T, int kSize, int kUsed>
 __device__ void kron_wide(const KronWideParams& p) {
   // kRows of a sample are in a slot of shared memory, as matrices of 128 bytes a row; W1 and W2 are as ones of kSize rows.
   // A sample has kCopies slots, and kParts times 128 threads, which are a team.
   constexpr int kVector = 16 / sizeof(T), kSlots = wide_slots(kSize, sizeof(T)), kColumns = 128 / sizeof(T);
   constexpr int kRows = wide_rows(kSize, sizeof(T)), kCopies = kSize / kRows, kMatrices = kSize / kColumns;
   constexpr int kWhole = kSize * 128, kSlot = wide_copy(kSize, sizeof(T));
+  constexpr int kTiles = kUsed / 8, kSteps = kUsed * static_cast<int>(sizeof(T)) / 32;
   constexpr int kWarps = wide_threads(kSize) / 32, kParts = kSize / 64, kTeams = kWarps / 4 / kParts;
   using Pieces = WidePieces<T, kSize, kWarps * 32>;
   __shared__ unsigned long long full[kSlots], empty[kSlots];
@@ -245,8 +247,8 @@ __device__ void kron_wide(const KronWideParams& p) {
   const long long stride = 1LL * kTeams * gridDim.x;
   WideSlots<kSlots> slot;
   slot.advance(team);
-  float t[kParts][8][4] = {}, y[kParts][8][4] = {};
-  WideResults<T, 16 * kParts> results;
+  float t[kTiles][4] = {}, y[kTiles][4] = {};
+  WideResults<T, 2 * kTiles> results;
   for (long long sample = blockIdx.x + 1LL * team * gridDim.x;; sample += stride) {
     const bool more = sample < p.rows;
     const int used = slot.next;
@@ -256,13 +258,13 @@ __device__ void kron_wide(const KronWideParams& p) {
       if (more) wait_for_arrivals(&full[slot.next], slot.parity);
       const unsigned long long x_matrix = slot_matrix + slot.next * (kSlot / 16);
 #pragma unroll
-      for (int s = 0; s < kMatrices * 4; ++s) {
+      for (int s = 0; s < kSteps; ++s) {
         const unsigned long long a = last_matrix + (s / 4 * kWhole + s % 4 * 32) / 16;
         const unsigned long long b = x_matrix + (s / 4 * kRows * 128 + s % 4 * 32) / 16;
         if constexpr (kRows == 128) {
           multiply<T>(t, a, b, s > 0);
         } else {
-          multiply<T>(t[part], a, b, s > 0);
+          multiply<T>(reinterpret_cast<float (&)[8][4]>(t[part * 8]), a, b, s > 0);
         }
       }
       slot.advance(kTeams);
@@ -274,19 +276,19 @@ __device__ void kron_wide(const KronWideParams& p) {
     wait_for_products(t);
     if (!more) break;
     if (lane < kCopies) arrive(&empty[used + lane - (used + lane < kSlots ? 0 : kSlots)]);
-    unsigned between[8 * kParts][4];
+    unsigned between[kTiles][4];
 #pragma unroll
-    for (int i = 0; i < 32 * kParts; ++i)  // rows, then columns
-      between[i / 4][i % 4] = __float_as_uint(near_tf32(t[i / 32][i / 4 % 8][i % 2 * 2 + i % 4 / 2] * scale_between));
+    for (int i = 0; i < 4 * kTiles; ++i)  // rows, then columns
+      between[i / 4][i % 4] = __float_as_uint(near_tf32(t[i / 4][i % 2 * 2 + i % 4 / 2] * scale_between));
     begin_products(y);
 #pragma unroll
-    for (int s = 0; s < 8 * kParts; ++s) multiply_tf32(y, between[s], first_matrix + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
+    for (int s = 0; s < kTiles; ++s) multiply_tf32(y, between[s], first_matrix + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
     end_products();
     if (p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);  // meanwhile, too
     wait_for_products(y);
 #pragma unroll
-    for (int i = 0; i < 16 * kParts; ++i) {
-      Pack<float, 2> v = {y[i / 16][i / 2 % 8][i % 2] * scale, y[i / 16][i / 2 % 8][i % 2 + 2] * scale};
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      Pack<float, 2> v = {y[i / 2][i % 2] * scale, y[i / 2][i % 2 + 2] * scale};
       if (p.bias) v = {v.at[0] + convert<float>(results.v[i].at[0]), v.at[1] + convert<float>(results.v[i].at[1])};
       results.v[i] = convert<T>(v);
     }
@@ -295,20 +297,22 @@ __device__ void kron_wide(const KronWideParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE(size, name, T)                                                                       \
+#define KRON_WIDE(size, used, name, T)                                                                 \
   extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopyThreads, 1) \
-      kron_wide_##size##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
+      kron_wide_##used##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
     cuops::wait_in_turn();                                                                             \
-    cuops::kron_wide<T, size>(p);                                                                      \
+    cuops::kron_wide<T, size, used>(p);                                                                \
   }
 
 // Instances, as kron_plan_half.cc asks for them.
-KRON_WIDE(64, tf32, float)
-KRON_WIDE(64, f16, __half)
-KRON_WIDE(64, bf16, __nv_bfloat16)
-KRON_WIDE(128, tf32, float)
-KRON_WIDE(128, f16, __half)
-KRON_WIDE(128, bf16, __nv_bfloat16)
+KRON_WIDE(64, 64, tf32, float)
+KRON_WIDE(64, 64, f16, __half)
+KRON_WIDE(64, 64, bf16, __nv_bfloat16)
+KRON_WIDE(128, 96, f16, __half)
+KRON_WIDE(128, 96, bf16, __nv_bfloat16)
+KRON_WIDE(128, 128, tf32, float)
+KRON_WIDE(128, 128, f16, __half)
+KRON_WIDE(128, 128, bf16, __nv_bfloat16)
 #else
 extern "C" __global__ void kron_wide_nowhere() {}
 #endif

@@ -70,6 +70,8 @@ enum KronKernel {
   kKronWide64,  // and those after it: plan_wide's
   kKronWide64Half,
   kKronWide64BFloat,
+  kKronWide96Half,
+  kKronWide96BFloat,
   kKronWide128,
   kKronWide128Half,
   kKronWide128BFloat,

@@ -17,7 +17,7 @@ constexpr double kHidden = 0.2;                                      // of the s
 struct KronWideTime {
   double start, products;
 };
-constexpr KronWideTime kWide64[] = {{7.7, 0.4}, {9, 0.45}}, kWide128[] = {{11.5, 2.05}, {13, 3.1}};
+constexpr KronWideTime kWide64[] = {{7.7, 0.4}, {9, 0.45}}, kWide128[] = {{11.5, 2.05}, {13, 3.1}}, kWide96 = {11, 1.25};
 
 }  // namespace
 
@@ -79,13 +79,15 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
     return group;
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
   const int type = element_size == 4 ? 0 : problem.dtype == kFloat16 ? 1 : 2;
-  group.tuned = static_cast<KronKernel>((size == 64 ? kKronWide64 : kKronWide128) + type);
+  const bool is_96 = size > 64 && most <= 96 && element_size == 2;
+  group.tuned = is_96 ? static_cast<KronKernel>(kKronWide96Half + type - 1)
+                      : static_cast<KronKernel>((size == 64 ? kKronWide64 : kKronWide128) + type);
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
                  static_cast<unsigned>(wide_bytes(size, element_size))};
   const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
   group.bytes = static_cast<double>(element_size * problem.rows) * (in + out);
   group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
-  const KronWideTime& time = (size == 64 ? kWide64 : kWide128)[element_size / 4];
+  const KronWideTime& time = is_96 ? kWide96 : (size == 64 ? kWide64 : kWide128)[element_size / 4];
   const double memory = element_size * (in + out) / kBytes;
   const double round = std::max(time.products, memory) + kHidden * std::min(time.products, memory);
   group.nanoseconds = 1e3 * (time.start + round * static_cast<double>(ceil_div(problem.rows, blocks)));
