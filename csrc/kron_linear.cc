@@ -78,9 +78,9 @@ Kernel& tuned_kernel(KronKernel which) {
 // Plans are made once for each problem on each device.
 std::shared_ptr<const KronGroup> cached_group(const KronProblem& problem, int device) {
   static PlanCache<KronGroup> known;
-  auto key = plan_key(
-      {device, problem.dtype, problem.single, problem.aligned, problem.linear, problem.mapped, problem.rows, problem.inner},
-      problem.sizes);
+  auto key = plan_key({device, problem.dtype, problem.single, problem.aligned, problem.linear, problem.mapped, problem.near,
+                       problem.rows, problem.inner},
+                      problem.sizes);
   return known.find(std::move(key), [&] { return plan_group(problem, kron_device(device)); });
 }
 
@@ -123,8 +123,8 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const int width = 16 / size_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
-  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows) &&
-                   std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
+  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
+  problem.near = std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
   problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
   const std::shared_ptr<const KronGroup> plan = cached_group(problem, device);
   const KronGroup& group = *plan;

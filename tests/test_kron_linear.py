@@ -160,6 +160,9 @@ def test_arrays_of_other_libraries_come_back_as_their_own():
     x, factors, bias = arguments(SAMPLES["both"], torch.float32, "cuda")
     got = cuops.kron_linear(cupy.asarray(x), [cupy.asarray(w) for w in factors], cupy.asarray(bias))
     assert isinstance(got, cupy.ndarray)
+    backwards = [cupy.asarray(w)[::-1, ::-1] for w in factors]  # strides that PyTorch does not have
+    flipped = cuops.kron_linear(cupy.asarray(x), backwards)
+    check(torch.as_tensor(flipped, device="cuda"), x, [w.flip(0, 1) for w in factors])
     check(torch.as_tensor(got, device="cuda"), x, factors, bias)
 
 

@@ -58,7 +58,7 @@ def test_asks_the_library_for_plain_numbers(kind, device, monkeypatch):
     monkeypatch.setattr(_backend, "library", lambda: asked)
     plan = cuops.kron_plan(np.int32(7), kind([(2, 3), (4, 5)]), torch.float16, device=device, allow_tf32=True, inner=3)
     assert plan.microseconds == 1.5
-    assert asked.arguments == (2, 7, [2, 3, 4, 5], 3, True, 1)
+    assert asked.arguments == (2, 7, [2, 3, 4, 5], 3, True, 1, True)
     assert {type(number) for number in (asked.arguments[1], *asked.arguments[2], asked.arguments[5])} == {int}
 
 

@@ -98,6 +98,43 @@ def test_in_place_writes_into_x(rows, n, device):
     assert torch.equal(x, want)
 
 
+def test_in_place_with_a_weight_that_is_a_row_of_x(device):
+    x = make((40, 1000), device=device)
+    want = cuops.rms_norm(x, x[3].clone())
+    assert torch.equal(cuops.rms_norm_(x, x[3]), want)
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_alone(device):
+    with torch.inference_mode():
+        x = make((3, 64), device=device).clone()
+        want = cuops.rms_norm(x)
+        assert torch.equal(cuops.rms_norm_(x), want)
+    with pytest.raises(ValueError, match="^x: .* inference tensor"):
+        cuops.rms_norm_(x)
+    assert torch.equal(x, want)
+
+
+@gpu
+@pytest.mark.parametrize("n", [1024, 262_144, 300_003])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_launches_in_place_wait_for_one_another(rows, n):
+    x = make((rows, n), device="cuda")
+    weights = [make((n,), device="cuda", seed=k) for k in range(20)]
+    want = x.clone()
+    for weight in weights:
+        cuops.rms_norm_(want, weight)
+        torch.cuda.synchronize()
+    got = x.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            cuops.rms_norm_(got, weight)
+    for _ in range(5):
+        got.copy_(x)
+        graph.replay()
+        assert torch.equal(got, want)
+
+
 def test_in_place_over_several_dimensions(device):
     x = make((3, 4, 5), device=device)
     for array in (x.cpu().numpy(), x):
@@ -148,6 +185,9 @@ def test_arrays_of_other_libraries_come_back_as_their_own():
     got = cuops.rms_norm(theirs, theirs[0])
     assert isinstance(got, cupy.ndarray)
     assert torch.equal(torch.as_tensor(got, device="cuda"), want)
+    wide = make((3, 300_003), device="cuda")  # which PyTorch's tensors have another kernel for
+    got = torch.as_tensor(cuops.rms_norm(cupy.asarray(wide), cupy.asarray(wide[1])), device="cuda")
+    assert_close(got, definition(wide, wide[1])[0], 300_003)
     h, rstd = cuops.rms_norm(theirs[:, ::2], residual=theirs[:, ::2], return_rstd=True)[1:]
     assert cupy.array_equal(h, 2 * theirs[:, ::2])
     assert rstd.shape == (5,)

@@ -32,7 +32,8 @@ inline std::vector<KronSize> sizes_of(const tvm::ffi::Array<int64_t>& pairs) {
 // Whether kernels of small problems may count a factor's elements in 32 bits.
 inline bool has_small_strides(TensorView factor) {
   constexpr std::int64_t most = 1 << 16;
-  return factor.ndim() == 2 && factor.stride(0) <= most && factor.stride(1) <= most;
+  auto is_small = [&](int axis) { return factor.size(axis) == 1 || (0 <= factor.stride(axis) && factor.stride(axis) <= most); };
+  return is_small(0) && is_small(1);
 }
 
 inline void fill_factors(KronFactor* to, const tvm::ffi::Array<tvm::ffi::Tensor>& factors, DType dtype) {

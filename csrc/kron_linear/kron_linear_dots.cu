@@ -1,5 +1,5 @@
-// Few and short sums of products, of one factor or its gradients: each result has some lanes of a warp to itself, which read what
-// they multiply from the caches. So nothing waits for a barrier, and little code for its instructions.
+// Few and short sums of products, of one factor or its gradients, or of all factors at once: each result has some lanes of a warp
+// to itself, which read what they multiply from the caches. So nothing waits for a barrier, and little code for its instructions.
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/tuned.cuh"
@@ -21,7 +21,7 @@ __device__ Accumulator<T> dot(const char* a, const char* b, int a_apart, int b_a
     Fetched<T, kWidth> u[kBatch], v[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const int at = max(min(i + j, count - 1), 0);  // rather than a choice at each load
+      const int at = min(i + j, count - 1);  // rather than a choice at each load; no lane has none
       u[j] = fetch<T, kWidth>(a + at * a_apart);
       v[j] = fetch<T, kWidth>(b + at * b_apart);
     }

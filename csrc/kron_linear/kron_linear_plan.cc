@@ -19,7 +19,7 @@ namespace {
 // vendor's matrix product), samples and slices of a tile, columns, bytes of shared memory, blocks, predicted nanoseconds, bytes,
 // operations.
 tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
-                                                           int64_t inner, bool allow_tf32, int64_t device) {
+                                                           int64_t inner, bool allow_tf32, int64_t device, bool mixes) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const KronDevice facts = kron_device(static_cast<int>(device));
   KronProblem problem;
@@ -30,7 +30,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   problem.inner = inner;
   problem.sizes = sizes_of(sizes);
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
-  for (const KronGroup& group : plan_chain(problem, facts)) {
+  for (const KronGroup& group : plan_chain(problem, mixes, facts)) {
     const KronFwdParams& p = group.params;
     const bool direct = group.tuned >= kKronDirect32 && group.tuned < kKronHalf32;
     const bool sixteens = group.tuned >= kKronSixteensTwo && group.tuned < kKronDirect32;

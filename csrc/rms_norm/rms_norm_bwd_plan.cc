@@ -266,7 +266,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   const bool few = p.rows > 1 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32) &&
                    (p.rows * p.n <= 1 << 22 || vectors > most_wide);
-  // Parts of one row that no cluster holds have all multiprocessors.
+  // Rows that no cluster holds have parts on all multiprocessors.
   const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
   const auto plan_in_two = in_parts ? plan_phased : plan_columns;
   if (few) return plan_in_two(p, true, hw);

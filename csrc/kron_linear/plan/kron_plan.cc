@@ -170,7 +170,7 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   return best;
 }
 
-std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device) {
+std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const KronDevice& device) {
   auto [plain, mixed] = cheapest_chains(problem, device);
   // The vendor's alone, the last factor first.
   Chain gemms{{}, kLaunch};
@@ -185,7 +185,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
       std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || g.tuned != kKronGeneral; });
   const double margin = tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
   const double mixed_margin = problem.dtype == kBFloat16 ? kMixedMarginBFloat16 : kMixedMargin;
-  if (mixed.nanoseconds * mixed_margin < plain.nanoseconds) plain = std::move(mixed);
+  if (mixes && mixed.nanoseconds * mixed_margin < plain.nanoseconds) plain = std::move(mixed);
   return plain.nanoseconds * margin < gemms.nanoseconds ? plain.groups : gemms.groups;
 }
 

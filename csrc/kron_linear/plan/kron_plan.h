@@ -35,6 +35,7 @@ struct KronProblem {
   bool aligned = true;       // rows of x and y are whole vectors
   bool linear = true;        // and have one stride, of at most kKronMostStride
   bool mapped = true;        // and, in x, do not overlap
+  bool near = true;          // strides of factors are small
   std::int64_t rows, inner;  // samples; columns beyond the factors' axes
   std::vector<KronSize> sizes;
 };
@@ -154,7 +155,7 @@ void set_sample_strides(KronSmallParams* p);
 // The best fused launch for all of the problem's factors; not fused where none fits.
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device);
 
-// The chain of groups for a problem.
-std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device);
+// The chain of groups for a problem. `mixes`: GEMMs may take factors that a fused kernel would take, before others that one does.
+std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const KronDevice& device);
 
 }  // namespace cuops

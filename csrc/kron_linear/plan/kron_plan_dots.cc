@@ -160,7 +160,7 @@ KronGroup plan_dots(const KronProblem& problem, const KronDevice& device) {
   KronGroup group;
   group.count = static_cast<int>(problem.sizes.size());
   group.nanoseconds = INFINITY;
-  if (!problem.linear) return group;
+  if (!problem.linear || !problem.near) return group;
   group.nanoseconds = group.count == 1 ? time_of_one(problem, device) : time_of_terms(problem, device, &group.terms_params);
   if (std::isinf(group.nanoseconds)) return group;
   group.fused = true;

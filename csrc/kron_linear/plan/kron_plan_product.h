@@ -1,6 +1,8 @@
 // How kron_linear_product.cu applies a factor to one axis of an array, and finds the gradients of that.
 #pragma once
 
+#include <cmath>
+
 #include "kron_linear/kron_product.h"
 #include "kron_plan.h"
 

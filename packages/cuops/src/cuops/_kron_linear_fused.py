@@ -24,10 +24,13 @@ def library() -> Any:
 
 @functools.lru_cache(4096)
 def plan(
-    dtype: torch.dtype, rows: int, sizes: tuple[int, ...], inner: int, tf32: bool, device: int
+    dtype: torch.dtype, rows: int, sizes: tuple[int, ...], inner: int, tf32: bool, device: int, mixes: bool = True
 ) -> list[tuple[int, int, bool]]:
-    """The groups of factors that are applied one after the other: first, count, whether the fused kernel does it."""
-    groups = library().kron_linear_plan(DTYPES[dtype], rows, sizes, inner, tf32, device)
+    """The groups of factors that are applied one after the other: first, count, whether the fused kernel does it.
+
+    `mixes`: GEMMs may take some of those that a fused kernel would take, where it takes others.
+    """
+    groups = library().kron_linear_plan(DTYPES[dtype], rows, sizes, inner, tf32, device, mixes)
     return [(group[0], group[1], group[2] == 0) for group in groups]
 
 

@@ -55,7 +55,8 @@ def _worth_fusing(dy: Tensor, factors: Sequence[Tensor]) -> bool:
 
     def is_fused(rows: int, part: Sequence[tuple[int, int]], inner: int) -> bool:
         flat = tuple(size for pair in part for size in pair)
-        return not part or all(fused for *_, fused in plan(dy.dtype, rows, flat, inner, tf32_allowed(dy), device))
+        groups = plan(dy.dtype, rows, flat, inner, tf32_allowed(dy), device, False) if part else []
+        return all(fused for *_, fused in groups)
 
     for group in _merged(factors):
         before, own, after = sizes[: group.start], sizes[group], sizes[group.stop :]

@@ -256,6 +256,12 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
     return y, h
 
 
+def are_apart(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether no parameter is a part of x, which the library writes into while it reads them."""
+    own = x.untyped_storage().data_ptr()
+    return all(p is None or p.untyped_storage().data_ptr() != own for p in parameters)
+
+
 def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
     """Whether the library has written y into x; it refuses arguments that it cannot take as they are."""
     try:

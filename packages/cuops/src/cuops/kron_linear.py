@@ -89,12 +89,12 @@ def _check(x: Any, factors: Sequence[Any], bias: Any, origin: str = "") -> None:
 
 
 def _is_fused(x: Any, factors: Sequence[Any], device: int) -> bool:
-    """Whether fused kernels take less time than GEMMs, on that GPU."""
+    """Whether fused kernels take all factors in less time than GEMMs, on that GPU."""
     if 0 in x.shape or any(0 in w.shape for w in factors):
         return False
     rows, sizes = math.prod(x.shape[:-1]), [int(size) for w in factors for size in w.shape]
     dtype = _arguments.DTYPES.index(_arguments.dtype_name(x.dtype))
-    plan = _backend.library().kron_linear_plan(dtype, rows, sizes, 1, False, device)
+    plan = _backend.library().kron_linear_plan(dtype, rows, sizes, 1, False, device, False)
     return all(group[2] == FUSED for group in plan)
 
 

@@ -11,7 +11,7 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_torch import direct, direct_in_place, forward_torch, is_direct
+    from ._rms_norm_torch import are_apart, direct, direct_in_place, forward_torch, is_direct
 else:
 
     def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
@@ -113,7 +113,8 @@ def rms_norm_(
 ) -> Any:
     """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
 
-    Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so is one of fewer dimensions.
+    Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so are one of fewer dimensions
+    and an inference tensor outside of inference mode.
     Where gradients are wanted, they go through a copy of x.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
@@ -122,9 +123,11 @@ def rms_norm_(
     if _arguments.is_ndarray(x) and not x.flags.writeable:
         raise ValueError("x: expected a writable array, got a read-only one")
     if _arguments.is_tensor(x):
+        if x.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError("x: expected no inference tensor outside of inference mode")
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
-        if plain and direct_in_place(x, weight, bias, eps, weight_offset):
+        if plain and are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):
             return x
         before = x.clone() if records else x
         y = rms_norm(before, weight, bias, eps, weight_offset=weight_offset, normalized_shape=normalized_shape)
