@@ -29,6 +29,26 @@ def test_agrees_with_the_definition(sample, dtype, with_bias, device):
     check(y, x, factors, bias)
 
 
+@pytest.mark.parametrize("chunk", [1, 100, 1000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample", ["one factor", "primes", "growing", "both", "ten of 2"])
+def test_the_cpu_works_on_some_rows_at_a_time(sample, dtype, chunk, monkeypatch):
+    x, factors, bias = arguments(SAMPLES[sample], dtype, "cpu")
+    leaves = [t.requires_grad_() for t in (x, *factors, bias)]
+    y = cuops.kron_linear(x, factors, bias)
+    dy = make(y.shape, dtype, "cpu", seed=9)
+    want = y, *torch.autograd.grad(y, leaves, dy)
+    monkeypatch.setattr("cuops._kron_linear_torch.CHUNK", chunk)
+    monkeypatch.setattr(reference, "KRON_CHUNK", chunk)
+    y = cuops.kron_linear(x, factors, bias)
+    for got, whole in zip((y, *torch.autograd.grad(y, leaves, dy)), want, strict=True):
+        # The same sums in float64, of which each order rounds to the same or to the next number.
+        torch.testing.assert_close(got, whole, rtol=2 * torch.finfo(dtype).eps, atol=1e-12 * len(x))
+    if dtype != torch.bfloat16:
+        arrays = [t.detach().numpy() for t in (x, *factors, bias)]
+        check(torch.from_numpy(cuops.kron_linear(arrays[0], arrays[1:-1], arrays[-1])), x, factors, bias)
+
+
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sample", LARGE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from . import reference
 from ._kron_linear_fused import fused_chain
-from ._kron_linear_gemm import chain_of_matmuls_backward, out_shape
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, out_shape
 from ._kron_linear_gradients import fused_backward
 from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
+CHUNK = 1 << 18  # elements that the CPU works on at a time: what they need stays in the cache
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 library = torch.library.Library("cuops", "FRAGMENT")
@@ -50,6 +51,40 @@ def _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ign
     return _bwd_results(dy, *backward(dy, x, factors, needs_x, needs_factors), needs_bias)
 
 
+def _parts(rows: int, columns: int) -> Iterator[slice]:
+    """Some rows of so many columns at a time."""
+    step = max(CHUNK // columns, 1)
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
+def _fwd_cpu(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    if _is_empty(x, factors):
+        return reference.kron_linear_torch(x, factors, bias)
+    y, rows = x.new_empty(out_shape(x, factors)), x.numel() // x.shape[-1]
+    flat, to, wide = x.reshape(rows, -1), y.view(rows, -1), [w.double() for w in factors]
+    for part in _parts(rows, max(x.shape[-1], y.shape[-1])):
+        to[part] = chain_of_matmuls(flat[part].double(), wide, None if bias is None else bias.double())
+    return y
+
+
+def _bwd_cpu(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
+    if _is_empty(x, factors):
+        return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
+    rows, wide = x.numel() // x.shape[-1], [w.double() for w in factors]
+    flat, grads, dx = x.reshape(rows, -1), dy.reshape(rows, -1), x.new_empty(x.shape) if needs_x else None
+    sums = [torch.zeros_like(w) if needed else None for w, needed in zip(wide, needs_factors, strict=True)]
+    to = None if dx is None else dx.view(rows, -1)
+    for part in _parts(rows, max(x.shape[-1], dy.shape[-1])):
+        some, more = chain_of_matmuls_backward(grads[part].double(), flat[part].double(), wide, needs_x, needs_factors)
+        if to is not None:
+            to[part] = some
+        for total, found in zip(sums, more, strict=True):
+            if total is not None:
+                total += found
+    dfactors = [None if total is None else total.to(x.dtype) for total in sums]
+    return _bwd_results(dy, dx, dfactors, needs_bias)
+
+
 def _bwd_results(dy, dx, dfactors, needs_bias):  # type: ignore[no-untyped-def]
     """dx, the factors' gradients and dbias as the operator returns them: what is not needed is empty."""
     dx, *dfactors = (dy.new_empty(0) if d is None else d for d in (dx, *dfactors))
@@ -64,9 +99,9 @@ def _sums_dtype(x: Tensor) -> torch.dtype:
 
 
 library.impl("kron_linear_fwd", _fwd_cuda, "CUDA")
-library.impl("kron_linear_fwd", reference.kron_linear_torch, "CPU")
+library.impl("kron_linear_fwd", _fwd_cpu, "CPU")
 library.impl("kron_linear_bwd", _bwd_cuda, "CUDA")
-library.impl("kron_linear_bwd", _bwd_plain, "CPU")
+library.impl("kron_linear_bwd", _bwd_cpu, "CPU")
 
 
 @torch.library.register_fake("cuops::kron_linear_fwd", lib=library)

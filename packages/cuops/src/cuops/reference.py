@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 CHUNK = 1 << 13  # elements, columns or calls of Philox at once: what they need stays in the cache
+KRON_CHUNK = 1 << 18  # elements of float64 of a Kronecker product, likewise
 CUDA_CHUNK = 1 << 20  # likewise on a GPU, which each operation must fill
 
 
@@ -133,14 +134,17 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     """x @ kron(factors).T + bias: each product takes the first dimension that is left, and puts its own last."""
     import numpy as np
 
-    rows, state = math.prod(x.shape[:-1]), x.astype(np.float64)
+    rows, (n, out) = math.prod(x.shape[:-1]), (math.prod(w.shape[axis] for w in factors) for axis in (1, 0))
+    flat, y = x.reshape(rows, n), np.empty((rows, out), x.dtype)
+    wide, term = [w.astype(np.float64) for w in factors], 0.0 if bias is None else bias.astype(np.float64)
+    step = max(KRON_CHUNK // max(n, out, 1), 1)
     with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
-        for w, rest in zip(factors, _rests(factors), strict=True):
-            state = np.tensordot(state.reshape(rows, w.shape[1], rest), w.astype(np.float64), axes=(1, 1))
-        y = state.reshape(*x.shape[:-1], math.prod(w.shape[0] for w in factors))
-        if bias is not None:
-            y = y + bias.astype(np.float64)
-        return y.astype(x.dtype)
+        for part in (slice(first, first + step) for first in range(0, rows, step)):
+            state = flat[part].astype(np.float64)
+            for w, rest in zip(wide, _rests(factors), strict=True):
+                state = np.tensordot(state.reshape(len(state), w.shape[1], rest), w, axes=(1, 1))
+            y[part] = state.reshape(len(state), out) + term
+    return y.reshape(*x.shape[:-1], out)
 
 
 def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
