@@ -26,6 +26,16 @@ def test_opcheck(sample, with_bias, dtype, device):
     torch.library.opcheck(torch.ops.cuops.kron_linear_bwd.default, (dy, x, factors, *needs))
 
 
+def test_gradients_of_transposed_factors_are_as_the_operator_says(device):
+    x, factors, _ = arguments(SAMPLES["both"], torch.float32, device)
+    transposed = [w.mT.contiguous().mT.requires_grad_() for w in factors]
+    dy = make((*x.shape[:-1], definition(x, factors).shape[-1]), device=device, seed=9)
+    needs = True, [True] * len(factors), False
+    torch.library.opcheck(torch.ops.cuops.kron_linear_bwd.default, (dy, x, transposed, *needs))
+    _, dfactors, _ = torch.ops.cuops.kron_linear_bwd(dy, x, transposed, *needs)
+    assert all(d.is_contiguous() for d in dfactors)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_into_one_graph(dynamic, device):
     @torch.compile(fullgraph=True, dynamic=dynamic, backend="aot_eager" if device.type == "cpu" else "inductor")

@@ -104,6 +104,23 @@ def test_in_place_with_a_weight_that_is_a_row_of_x(device):
     assert torch.equal(cuops.rms_norm_(x, x[3]), want)
 
 
+def test_in_place_with_gradients_for_a_weight_that_is_a_row_of_x(device):
+    base = make((40, 1000), device=device).requires_grad_()
+    x, y = base.clone(), base * 1
+    got = cuops.rms_norm_(x, x[3])
+    want = cuops.rms_norm(y, y[3])
+    assert torch.equal(got, want)
+    assert torch.equal(*(torch.autograd.grad(r.square().sum(), base)[0] for r in (got, want)))
+
+
+def test_in_place_compiles_into_one_graph(device):
+    x, weight = make((3, 64), device=device), make((64,), device=device, seed=1)
+    want = cuops.rms_norm(x, weight)
+    compiled = torch.compile(cuops.rms_norm_, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, weight), want)
+    assert torch.equal(x, want)
+
+
 def test_an_inference_tensor_is_written_in_inference_mode_alone(device):
     with torch.inference_mode():
         x = make((3, 64), device=device).clone()

@@ -1,6 +1,6 @@
-// Kronecker-factored linear layers of two factors of up to 64 or 128, in 16 bits or as TF32, on compute capability 9.0: 128 threads
-// multiply 64 of the last factor's rows by X^T. What that leaves in their registers is, without a move, the first operand of the
-// product with W1, as TF32. One thread of others asks for the copies of X to shared memory.
+// Kronecker-factored linear layers of two factors of up to 64, 96 or 128, in 16 bits or as TF32, on compute capability 9.0: 128
+// threads multiply 64 of the last factor's rows by X^T. What that leaves in their registers is, without a move, the first operand
+// of the product with W1, as TF32. One thread of others asks for the copies of X to shared memory.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
@@ -169,6 +169,7 @@ __device__ void kron_wide(const KronWideParams& p) {
   // kRows of a sample are in a slot of shared memory, as matrices of 128 bytes a row; W1 and W2 are as ones of kSize rows.
   // A sample has kCopies slots, and kParts times 128 threads, which are a team.
   constexpr int kVector = 16 / sizeof(T), kSlots = wide_slots(kSize, sizeof(T)), kColumns = 128 / sizeof(T);
+  static_assert(kUsed == kSize || wide_rows(kSize, sizeof(T)) == kSize, "parts of a sample have 8 tiles each");
   constexpr int kRows = wide_rows(kSize, sizeof(T)), kCopies = kSize / kRows, kMatrices = kSize / kColumns;
   constexpr int kWhole = kSize * 128, kSlot = wide_copy(kSize, sizeof(T));
   constexpr int kTiles = kUsed / 8, kSteps = kUsed * static_cast<int>(sizeof(T)) / 32;

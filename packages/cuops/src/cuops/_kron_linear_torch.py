@@ -72,7 +72,7 @@ def _bwd_cpu(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignor
         return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
     rows, wide = x.numel() // x.shape[-1], [w.double() for w in factors]
     flat, grads, dx = x.reshape(rows, -1), dy.reshape(rows, -1), x.new_empty(x.shape) if needs_x else None
-    sums = [torch.zeros_like(w) if needed else None for w, needed in zip(wide, needs_factors, strict=True)]
+    sums = [w.new_zeros(w.shape) if needed else None for w, needed in zip(wide, needs_factors, strict=True)]
     to = None if dx is None else dx.view(rows, -1)
     for part in _parts(rows, max(x.shape[-1], dy.shape[-1])):
         some, more = chain_of_matmuls_backward(grads[part].double(), flat[part].double(), wide, needs_x, needs_factors)

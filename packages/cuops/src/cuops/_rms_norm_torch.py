@@ -257,9 +257,14 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
 
 
 def are_apart(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether no parameter is a part of x, which the library writes into while it reads them."""
-    own = x.untyped_storage().data_ptr()
-    return all(p is None or p.untyped_storage().data_ptr() != own for p in parameters)
+    """Whether no parameter lies within x, which is contiguous, and is written while they are read."""
+    begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
+    for p in parameters:
+        if p is not None:
+            extent = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride(), strict=True))
+            if p.data_ptr() < end and begin < p.data_ptr() + extent * p.element_size():
+                return False
+    return True
 
 
 def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:

@@ -115,7 +115,7 @@ def rms_norm_(
 
     Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so are one of fewer dimensions
     and an inference tensor outside of inference mode.
-    Where gradients are wanted, they go through a copy of x.
+    Where gradients are wanted, they go through copies.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
     if len(x.shape) < 2:
@@ -123,13 +123,16 @@ def rms_norm_(
     if _arguments.is_ndarray(x) and not x.flags.writeable:
         raise ValueError("x: expected a writable array, got a read-only one")
     if _arguments.is_tensor(x):
-        if x.is_inference() and not torch.is_inference_mode_enabled():
+        written = torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not x.is_inference()
+        if not written:
             raise ValueError("x: expected no inference tensor outside of inference mode")
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
         if plain and are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):
             return x
-        before = x.clone() if records else x
+        before = x
+        if records:  # what the gradients need is not to be what is written
+            before, weight, bias = (None if t is None else t.clone() for t in (x, weight, bias))
         y = rms_norm(before, weight, bias, eps, weight_offset=weight_offset, normalized_shape=normalized_shape)
         return x.copy_(y)
     if _arguments.is_ndarray(x):
