@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from ._kron_linear_gradients import fused_backward
 from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
-CHUNK = 1 << 18  # elements that the CPU works on at a time: what they need stays in the cache
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 library = torch.library.Library("cuops", "FRAGMENT")
@@ -51,18 +50,12 @@ def _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ign
     return _bwd_results(dy, *backward(dy, x, factors, needs_x, needs_factors), needs_bias)
 
 
-def _parts(rows: int, columns: int) -> Iterator[slice]:
-    """Some rows of so many columns at a time."""
-    step = max(CHUNK // columns, 1)
-    return (slice(first, first + step) for first in range(0, rows, step))
-
-
 def _fwd_cpu(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     if _is_empty(x, factors):
         return reference.kron_linear_torch(x, factors, bias)
     y, rows = x.new_empty(out_shape(x, factors)), x.numel() // x.shape[-1]
     flat, to, wide = x.reshape(rows, -1), y.view(rows, -1), [w.double() for w in factors]
-    for part in _parts(rows, max(x.shape[-1], y.shape[-1])):
+    for part in reference.some_rows(rows, max(x.shape[-1], y.shape[-1]), reference.KRON_CHUNK):
         to[part] = chain_of_matmuls(flat[part].double(), wide, None if bias is None else bias.double())
     return y
 
@@ -74,7 +67,7 @@ def _bwd_cpu(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignor
     flat, grads, dx = x.reshape(rows, -1), dy.reshape(rows, -1), x.new_empty(x.shape) if needs_x else None
     sums = [w.new_zeros(w.shape) if needed else None for w, needed in zip(wide, needs_factors, strict=True)]
     to = None if dx is None else dx.view(rows, -1)
-    for part in _parts(rows, max(x.shape[-1], dy.shape[-1])):
+    for part in reference.some_rows(rows, max(x.shape[-1], dy.shape[-1]), reference.KRON_CHUNK):
         some, more = chain_of_matmuls_backward(grads[part].double(), flat[part].double(), wide, needs_x, needs_factors)
         if to is not None:
             to[part] = some

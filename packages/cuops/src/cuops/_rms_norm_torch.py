@@ -65,9 +65,9 @@ def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # typ
 def _parts(*arrays):  # type: ignore[no-untyped-def]
     """Some rows of each array (of None, None) whose float64 the cache holds, and their place; then the next ones."""
     n = arrays[0].shape[-1]
-    rows, step = arrays[0].numel() // n, max(CHUNK // n, 1)
+    rows = arrays[0].numel() // n
     flat = [None if a is None else a.reshape(rows, n) for a in arrays]
-    for part in (slice(first, first + step) for first in range(0, rows, step)):
+    for part in reference.some_rows(rows, n, CHUNK):
         yield part, [None if a is None else a[part] for a in flat]
 
 

@@ -20,6 +20,12 @@ KRON_CHUNK = 1 << 18  # elements of float64 of a Kronecker product, likewise
 CUDA_CHUNK = 1 << 20  # likewise on a GPU, which each operation must fill
 
 
+def some_rows(rows: int, columns: int, chunk: int) -> Iterator[slice]:
+    """As many rows at a time as have `chunk` elements, or one."""
+    step = max(chunk // max(columns, 1), 1)
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
 def rms_norm_numpy(
     x: np.ndarray,
     residual: np.ndarray | None,
@@ -41,9 +47,8 @@ def rms_norm_numpy(
     rstd = np.empty((rows, 1), np.float64 if x.dtype == np.float64 else np.float32)
     factor = None if weight is None else weight.astype(np.float64) + weight_offset
     term = 0.0 if bias is None else bias.astype(np.float64)
-    step = max(CHUNK // max(n, 1), 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        for part in (slice(first, first + step) for first in range(0, rows, step)):
+        for part in some_rows(rows, n, CHUNK):
             if added is not None:
                 h[part] = flat[part].astype(np.float64) + added[part]
             wide = h[part].astype(np.float64)
@@ -137,9 +142,8 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     rows, (n, out) = math.prod(x.shape[:-1]), (math.prod(w.shape[axis] for w in factors) for axis in (1, 0))
     flat, y = x.reshape(rows, n), np.empty((rows, out), x.dtype)
     wide, term = [w.astype(np.float64) for w in factors], 0.0 if bias is None else bias.astype(np.float64)
-    step = max(KRON_CHUNK // max(n, out, 1), 1)
     with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
-        for part in (slice(first, first + step) for first in range(0, rows, step)):
+        for part in some_rows(rows, max(n, out), KRON_CHUNK):
             state = flat[part].astype(np.float64)
             for w, rest in zip(wide, _rests(factors), strict=True):
                 state = np.tensordot(state.reshape(len(state), w.shape[1], rest), w, axes=(1, 1))

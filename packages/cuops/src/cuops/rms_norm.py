@@ -123,8 +123,7 @@ def rms_norm_(
     if _arguments.is_ndarray(x) and not x.flags.writeable:
         raise ValueError("x: expected a writable array, got a read-only one")
     if _arguments.is_tensor(x):
-        written = torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or not x.is_inference()
-        if not written:
+        if not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
             raise ValueError("x: expected no inference tensor outside of inference mode")
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
