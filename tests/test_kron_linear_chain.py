@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import tracemalloc
 
 import pytest
 import torch
-from cuops import _kron_linear_fused
+from cuops import _kron_linear_fused, reference
 from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward
 from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, gradients, make
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 FULL = {name: s for name, s in SAMPLES.items() if name not in EMPTY} | {"large factors": LARGE["large factors"]}
 
@@ -64,8 +67,61 @@ def test_gradients_are_those_of_the_product(sample):
         close(got, gradient)
 
 
+class Largest(TorchDispatchMode):
+    """Notes the most bytes of any tensor that an operation gives."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for t in result if isinstance(result, (tuple, list)) else [result]:
+            self.bytes = max(self.bytes, t.untyped_storage().nbytes() if isinstance(t, torch.Tensor) else 0)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ([(1, 90), (90, 1)], 90),
+        ([(90, 1), (1, 90)], 90),
+        ([(1, 9)] * 3 + [(9, 1)] * 3, 9**3),
+        ([(90, 40), (40, 90)], 40 * 90),
+        ([(90, 90), (32, 32)], 90 * 32),
+    ],
+    ids=str,
+)
+def test_nothing_in_between_is_larger_than_it_must_be(sizes, most):
+    x, dy = (make((50, math.prod(s[d] for s in sizes)), torch.float64) for d in (1, 0))
+    factors = [make(size, torch.float64) for size in sizes]
+    with Largest() as forward:
+        chain_of_matmuls(x, factors, None)
+    with Largest() as backward:
+        chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
+    assert max(forward.bytes, backward.bytes) <= 50 * most * 8
+    array, matrices = x.numpy(), [w.numpy() for w in factors]
+    tracemalloc.start()
+    reference.kron_linear_numpy(array, matrices, None)
+    assert tracemalloc.get_traced_memory()[1] < 6 * 50 * most * 8 + 20_000  # of several copies
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("needs", list(itertools.product((True, False), repeat=4)))
+def test_only_products_that_are_needed_are_computed(needs):
+    rows, sizes = 6, [(7, 11), (13, 5), (3, 2)]
+    x, dy = (make((rows, math.prod(s[d] for s in sizes)), torch.float64) for d in (1, 0))
+    needs_x, needs_factors = needs[0], needs[1:]
+    with FlopCounterMode(display=False) as counter:
+        chain_of_matmuls_backward(dy, x, [make(size, torch.float64) for size in sizes], needs_x, needs_factors)
+    # Forward the last factor first, and back from the first one: as many for each product, and for each gradient.
+    first = min([k for k in range(3) if needs_factors[k]], default=3)
+    last = 3 if needs_x else max([k for k in range(3) if needs_factors[k]], default=0)
+    of = [math.prod(i for _, i in sizes[:k]) * math.prod(o for o, _ in sizes[k:]) * sizes[k][1] for k in range(3)]
+    want = sum(of[first + 1 :]) + sum(of[:last]) + sum(n for n, needed in zip(of, needs_factors, strict=True) if needed)
+    assert counter.get_total_flops() == 2 * rows * want
+
+
 @pytest.mark.parametrize("k", [None, 0, 1, 2])
-def test_what_is_not_needed_is_not_computed(k):
+def test_what_is_not_needed_is_not_returned(k):
     x, factors, _ = arguments(SAMPLES["primes"], torch.float64)
     dy = make((2, 3, 7 * 13 * 3), torch.float64, seed=9)
     want, *wanted, _ = gradients(dy, x, factors)

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .reference import elements_between
+
 FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
 # Up to which a batch of small products is faster than one GEMM: products, elements, and rows.
 FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 15, 1024
+MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
 def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -59,16 +62,40 @@ def apply_along(state: Tensor, w: Tensor, inner: int) -> Tensor:
     return (state.mT.reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o).mT.reshape(rows, o * inner)
 
 
+def _turns(factors: Sequence[Tensor]) -> bool:
+    """Whether to begin with the first factor is worth copies of x and y: where it leaves far less in between."""
+    if len(factors) > MOST_TURNED or all(w.shape[0] == w.shape[1] for w in factors):
+        return False
+    return 2 * sum(elements_between(factors)) < sum(elements_between(factors[::-1]))
+
+
+def _turned(t: Tensor, sizes: Sequence[int]) -> Tensor:
+    """t with the dimensions, of these sizes, that its last one is made of the other way around."""
+    axes = range(len(sizes), 0, -1)
+    return t.reshape(-1, *sizes).permute(0, *axes).reshape(t.shape)
+
+
+def most_between(factors: Sequence[Tensor]) -> int:
+    """The most elements of a row that `chain_of_matmuls` has at a time."""
+    return max(elements_between(factors if _turns(factors) else factors[::-1]))
+
+
 def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """y by a GEMM a factor, the last factor first. Nothing is empty."""
+    if _turns(factors):
+        outs, ins = zip(*(w.shape for w in factors), strict=True)
+        turned = None if bias is None else _turned(bias, outs)
+        return _turned(chain_of_matmuls(_turned(x, ins), factors[::-1], turned), outs[::-1])
     state = x.reshape(-1, x.shape[-1])
     for w in reversed(factors[1:]):
         state = _apply_factor(state, w)
     return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
 
 
-def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Back through `_apply_factor(state, w)`: the gradient for state; and for w, where there is a state."""
+def _apply_transposed(
+    grad: Tensor, w: Tensor, state: Tensor | None, needs_state: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Back through `_apply_factor(state, w)`: the gradients for state, where needed, and for w, if there is a state."""
     o, i = w.shape
     rows, rest = len(grad), grad.shape[1] // o
     grads = grad.reshape(rows, o, rest)
@@ -79,10 +106,17 @@ def _apply_transposed(grad: Tensor, w: Tensor, state: Tensor | None) -> tuple[Te
     elif state is not None:
         flat = grads.mT.reshape(rows * rest, o)
         dw = flat.mT @ state.reshape(rows * rest, i)
+    if not needs_state:
+        return None, dw
     if in_batch or _is_small(grad, w, rest):
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
     flat = grads.mT.reshape(rows * rest, o) if flat is None else flat
     return (flat @ w).reshape(rows, rest * i), dw
+
+
+def _are_products_small(first: Tensor, second: Tensor) -> bool:
+    """Whether a row's part of the first factor's gradient is no larger than what the first or the second one makes."""
+    return first.numel() <= max(len(first) * len(second), first.shape[1] * second.shape[1])
 
 
 def _backward_of_two(
@@ -106,7 +140,12 @@ def chain_of_matmuls_backward(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it."""
-    if len(factors) == 2 and min(*factors[0].shape, *factors[1].shape) >= FEW:
+    if _turns(factors):
+        outs, ins = zip(*(w.shape for w in factors), strict=True)
+        turned = _turned(dy, outs), _turned(x, ins), factors[::-1]
+        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1])
+        return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
+    if len(factors) == 2 and min(*factors[0].shape, *factors[1].shape) >= FEW and _are_products_small(*factors):
         return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors)
     state, states = x.reshape(-1, x.shape[-1]), {}
     for k in reversed(range(len(factors))):
@@ -117,6 +156,6 @@ def chain_of_matmuls_backward(
         state = _apply_factor(state, factors[k])
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
-        if needs_x or any(needs_factors[k:]):
-            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None))
-    return grad.reshape(x.shape) if needs_x else None, dfactors
+        if grad is not None:
+            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None), needs_x or any(needs_factors[k + 1 :]))
+    return None if grad is None else grad.reshape(x.shape), dfactors

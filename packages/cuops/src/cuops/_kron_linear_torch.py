@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import reference
 from ._kron_linear_fused import fused_chain
-from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, out_shape
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
 from ._kron_linear_gradients import fused_backward
 from ._transforms import is_batched, is_transformed
 
@@ -40,14 +40,15 @@ def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: igno
     if _is_empty(x, factors):
         return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
     gradients = fused_backward(dy, x, factors, needs_x, needs_factors)
-    return _bwd_results(dy, *gradients, needs_bias)
+    return _bwd_results(dy, *gradients, _sum_of_rows(dy) if needs_bias else None)
 
 
 def _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
     """The gradients by PyTorch's own operators, differentiable again."""
     by_gemm = x.is_cuda and not _is_empty(x, factors)
     backward = chain_of_matmuls_backward if by_gemm else reference.kron_linear_torch_backward
-    return _bwd_results(dy, *backward(dy, x, factors, needs_x, needs_factors), needs_bias)
+    gradients = backward(dy, x, factors, needs_x, needs_factors)
+    return _bwd_results(dy, *gradients, _sum_of_rows(dy) if needs_bias else None)
 
 
 def _fwd_cpu(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -55,7 +56,7 @@ def _fwd_cpu(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tenso
         return reference.kron_linear_torch(x, factors, bias)
     y, rows = x.new_empty(out_shape(x, factors)), x.numel() // x.shape[-1]
     flat, to, wide = x.reshape(rows, -1), y.view(rows, -1), [w.double() for w in factors]
-    for part in reference.some_rows(rows, max(x.shape[-1], y.shape[-1]), reference.KRON_CHUNK):
+    for part in reference.some_rows(rows, most_between(factors), reference.KRON_CHUNK):
         to[part] = chain_of_matmuls(flat[part].double(), wide, None if bias is None else bias.double())
     return y
 
@@ -66,29 +67,31 @@ def _bwd_cpu(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignor
     rows, wide = x.numel() // x.shape[-1], [w.double() for w in factors]
     flat, grads, dx = x.reshape(rows, -1), dy.reshape(rows, -1), x.new_empty(x.shape) if needs_x else None
     sums = [w.new_zeros(w.shape) if needed else None for w, needed in zip(wide, needs_factors, strict=True)]
-    to = None if dx is None else dx.view(rows, -1)
-    for part in reference.some_rows(rows, max(x.shape[-1], dy.shape[-1]), reference.KRON_CHUNK):
-        some, more = chain_of_matmuls_backward(grads[part].double(), flat[part].double(), wide, needs_x, needs_factors)
+    to, dbias = None if dx is None else dx.view(rows, -1), wide[0].new_zeros(dy.shape[-1]) if needs_bias else None
+    for part in reference.some_rows(rows, most_between(factors), reference.KRON_CHUNK):
+        grad = grads[part].double()
+        some, more = chain_of_matmuls_backward(grad, flat[part].double(), wide, needs_x, needs_factors)
+        if dbias is not None:
+            dbias += grad.sum(0)
         if to is not None:
             to[part] = some
         for total, found in zip(sums, more, strict=True):
             if total is not None:
                 total += found
     dfactors = [None if total is None else total.to(x.dtype) for total in sums]
-    return _bwd_results(dy, dx, dfactors, needs_bias)
+    return _bwd_results(dy, dx, dfactors, None if dbias is None else dbias.to(dy.dtype))
 
 
-def _bwd_results(dy, dx, dfactors, needs_bias):  # type: ignore[no-untyped-def]
+def _sum_of_rows(dy: Tensor) -> Tensor:
+    """The bias gradient."""
+    sums = torch.float32 if dy.is_cuda and dy.dtype != torch.float64 else torch.float64
+    return dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1]).sum(0, dtype=sums).to(dy.dtype)
+
+
+def _bwd_results(dy, dx, dfactors, dbias):  # type: ignore[no-untyped-def]
     """dx, the factors' gradients and dbias as the operator returns them: what is not needed is empty."""
-    dx, *dfactors = (dy.new_empty(0) if d is None else d for d in (dx, *dfactors))
-    if not needs_bias:
-        return dx, dfactors, dy.new_empty(0)
-    rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
-    return dx, dfactors, rows.sum(0, dtype=_sums_dtype(dy)).to(dy.dtype)
-
-
-def _sums_dtype(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.is_cuda and x.dtype != torch.float64 else torch.float64
+    dx, dbias, *dfactors = (dy.new_empty(0) if d is None else d for d in (dx, dbias, *dfactors))
+    return dx, dfactors, dbias
 
 
 library.impl("kron_linear_fwd", _fwd_cuda, "CUDA")

@@ -135,18 +135,31 @@ def _rests(factors: Sequence[Any]) -> list[int]:
     return [math.prod([*ins[k + 1 :], *outs[:k]]) for k in range(len(factors))]
 
 
+def elements_between(factors: Sequence[Any]) -> list[int]:
+    """Of a row: elements of x, and of what each factor makes of it, the first one first."""
+    ins, outs = [w.shape[1] for w in factors], [w.shape[0] for w in factors]
+    return [math.prod([*outs[:k], *ins[k:]]) for k in range(len(factors) + 1)]
+
+
 def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.ndarray | None) -> np.ndarray:
-    """x @ kron(factors).T + bias: each product takes the first dimension that is left, and puts its own last."""
+    """x @ kron(factors).T + bias: each product takes the first dimension that is left, and puts its own last.
+
+    Or the last one, and puts its own first, where that leaves less in between.
+    """
     import numpy as np
 
-    rows, (n, out) = math.prod(x.shape[:-1]), (math.prod(w.shape[axis] for w in factors) for axis in (1, 0))
-    flat, y = x.reshape(rows, n), np.empty((rows, out), x.dtype)
-    wide, term = [w.astype(np.float64) for w in factors], 0.0 if bias is None else bias.astype(np.float64)
+    between, backwards = elements_between(factors), elements_between(factors[::-1])
+    (n, *_, out), rows, from_last = between, math.prod(x.shape[:-1]), max(backwards) < max(between)
+    flat, y, term = x.reshape(rows, n), np.empty((rows, out), x.dtype), 0.0 if bias is None else bias.astype(np.float64)
+    wide = [w.astype(np.float64) for w in (factors[::-1] if from_last else factors)]
     with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
-        for part in some_rows(rows, max(n, out), KRON_CHUNK):
+        for part in some_rows(rows, min(max(between), max(backwards)), KRON_CHUNK):
             state = flat[part].astype(np.float64)
-            for w, rest in zip(wide, _rests(factors), strict=True):
-                state = np.tensordot(state.reshape(len(state), w.shape[1], rest), w, axes=(1, 1))
+            for w, rest in zip(wide, _rests(wide), strict=True):
+                if from_last:
+                    state = np.matmul(w, state.reshape(len(state), rest, w.shape[1]).swapaxes(1, 2))
+                else:
+                    state = np.tensordot(state.reshape(len(state), w.shape[1], rest), w, axes=(1, 1))
             y[part] = state.reshape(len(state), out) + term
     return y.reshape(*x.shape[:-1], out)
 
