@@ -151,6 +151,35 @@ def test_zeros_are_a_product_too():
     assert not any(w.any() for w in found.factors)
 
 
+@pytest.mark.parametrize("magnitude", [1e-300, 1e-170, 1e160, 1e300])
+@pytest.mark.parametrize("sizes", [((2, 3), (2, 2)), ((2, 3, 1), (1, 2, 2))], ids=str)
+def test_the_magnitude_of_the_weight_does_not_matter(sizes, magnitude):
+    linear = torch.nn.Linear(6, 4, dtype=torch.float64)
+    ordinary, want = KronLinear.from_linear(linear, *sizes)
+    linear.weight.data *= magnitude
+    found, error = KronLinear.from_linear(linear, *sizes)
+    assert error == pytest.approx(want, rel=1e-12)
+    for w, v in zip(found.factors, ordinary.factors, strict=True):
+        torch.testing.assert_close(w / magnitude ** (1 / len(sizes[0])), v, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_frozen_and_no_longer_trained_stays_so():
+    linear = torch.nn.Linear(6, 4).eval()
+    assert not KronLinear.from_linear(linear, (2, 3), (2, 2))[0].training
+    linear.weight.requires_grad_(False)
+    found, _ = KronLinear.from_linear(linear.train(), (2, 3), (2, 2))
+    assert found.training
+    assert [w.requires_grad for w in (*found.factors, found.bias)] == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_a_weight_of_another_dtype_is_refused(dtype):
+    linear = torch.nn.Linear(6, 4)
+    linear.weight = torch.nn.Parameter(torch.ones(4, 6).to(dtype), requires_grad=False)
+    with pytest.raises(TypeError, match=f"^linear: expected a weight of float64, .*, got {dtype}$"):
+        KronLinear.from_linear(linear, (2, 3), (2, 2))
+
+
 @pytest.mark.parametrize(
     ("argument", "error", "call"),
     [

@@ -96,9 +96,12 @@ def test_autocast_mixes_dtypes(device):
 
 def test_a_dtype_that_autocast_made_is_said_to_be(device):
     x, (w, v), _ = arguments(SAMPLES["both"], torch.float32, device)
-    message = r"^factors\[1\]: expected x's dtype torch.bfloat16, which autocast gives it, got torch.float64$"
+    message = r"^factors\[1\]: expected x's dtype torch.bfloat16, got torch.float64, under autocast$"
     with torch.autocast(device.type, dtype=torch.bfloat16), pytest.raises(TypeError, match=message):
         cuops.kron_linear(x, [w, v.double()])
+    message = r"^factors\[0\]: expected x's dtype torch.float64, got torch.bfloat16, under autocast$"
+    with torch.autocast(device.type, dtype=torch.bfloat16), pytest.raises(TypeError, match=message):
+        cuops.kron_linear(x.double(), [w, v])
     with pytest.raises(TypeError, match=r"^factors\[1\]: expected x's dtype torch.float32, got torch.float64$"):
         cuops.kron_linear(x, [w, v.double()])
 

@@ -26,14 +26,18 @@ def nearest_kronecker(
     order = [dim for k in range(n) for dim in (k, n + k)]
     wide = matrix.detach().double().reshape(*out_factors, *in_factors).permute(order)
     entries = wide.reshape([o * i for o, i in zip(out_factors, in_factors, strict=True)])
+    # A power of two keeps squares in range, exactly.
+    exponent = max(int(torch.frexp(entries.abs().max()).exponent), -1000)
+    entries, share = entries * 2.0**-exponent, 2 ** (exponent / n)
     total = torch.linalg.vector_norm(entries).item()
     vectors = _power_iteration(entries, _leading_vectors(entries)) if n > 2 else _leading_vectors(entries)
     scale = _contract(entries, vectors)
     factors = [
-        (vector * scale ** (1 / n)).reshape(o, i).to(matrix.dtype)
+        (vector * scale ** (1 / n) * share).reshape(o, i).to(matrix.dtype)
         for vector, o, i in zip(vectors, out_factors, in_factors, strict=True)
     ]
-    product = functools.reduce(lambda a, b: torch.tensordot(a, b, dims=0), [w.double().flatten() for w in factors])
+    rounded = [w.double().flatten() / share for w in factors]
+    product = functools.reduce(lambda a, b: torch.tensordot(a, b, dims=0), rounded)
     error = torch.linalg.vector_norm(entries - product).item() / total if total else 0.0
     return factors, error
 

@@ -47,9 +47,9 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
     if torch is not None and is_direct(x, matrices, bias):
         return direct(x, matrices, bias)
     if _arguments.is_tensor(x) and all(a is None or _arguments.is_tensor(a) for a in (*matrices, bias)):
-        given = x.dtype
-        x, *matrices, bias = autocast(x, *matrices, bias)
-        _check(x, matrices, bias, "" if x.dtype == given else ", which autocast gives it")
+        given = x, *matrices, bias
+        x, *matrices, bias = cast = autocast(*given)
+        _check(x, matrices, bias, "" if all(a is b for a, b in zip(cast, given, strict=True)) else ", under autocast")
         return forward_torch(x, matrices, bias)
     _check(x, matrices, bias)
     if _arguments.is_ndarray(x):
@@ -67,8 +67,8 @@ def _matrices(factors: Iterable[Any]) -> list[Any]:
     return matrices
 
 
-def _check(x: Any, factors: Sequence[Any], bias: Any, origin: str = "") -> None:
-    """Raises what the documentation of `kron_linear` says; `origin` is that of x's dtype."""
+def _check(x: Any, factors: Sequence[Any], bias: Any, condition: str = "") -> None:
+    """Raises what the documentation of `kron_linear` says; `condition` is that under which dtypes are what they are."""
     _arguments.array("x", x)
     if len(x.shape) == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
@@ -76,7 +76,7 @@ def _check(x: Any, factors: Sequence[Any], bias: Any, origin: str = "") -> None:
     for name, a in named if bias is None else [*named, ("bias", bias)]:
         _arguments.array(name, a, x)
         if a.dtype != x.dtype:
-            raise TypeError(f"{name}: expected x's dtype {x.dtype}{origin}, got {a.dtype}")
+            raise TypeError(f"{name}: expected x's dtype {x.dtype}, got {a.dtype}{condition}")
     for name, w in named:
         if len(w.shape) != 2:
             raise ValueError(f"{name}: expected a matrix, got shape {tuple(w.shape)}")

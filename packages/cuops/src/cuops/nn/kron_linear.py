@@ -79,9 +79,10 @@ class KronLinear(torch.nn.Module):
         """The layer with the weight nearest to that of `linear`, and their relative distance in the Frobenius norm.
 
         The product of two factors is the nearest there is; that of more factors is a local optimum. The bias is copied.
+        The layer is in training mode if `linear` is, and its parameters want gradients as those of `linear` do.
 
         Raises:
-            TypeError: linear is not a `torch.nn.Linear`.
+            TypeError: linear is not a `torch.nn.Linear`, or its weight is not float64, float32, float16 or bfloat16.
             ValueError: the products of the factors are not the sizes of its weight, or the weight has no values or one
                 that is not finite.
 
@@ -95,6 +96,8 @@ class KronLinear(torch.nn.Module):
             raise ValueError(f"linear: expected a weight with values, got a {type(linear).__qualname__} without")
         if weight.is_meta:
             raise ValueError("linear: expected a weight with values, got one on meta")
+        if weight.dtype not in _arguments.TORCH_DTYPES:
+            raise TypeError(f"linear: expected a weight of float64, float32, float16 or bfloat16, got {weight.dtype}")
         for name, sizes, wanted in (
             ("in_factors", in_factors, linear.in_features),
             ("out_factors", out_factors, linear.out_features),
@@ -109,10 +112,10 @@ class KronLinear(torch.nn.Module):
         nearest, error = nearest_kronecker(weight, layer.out_factors, layer.in_factors)
         with torch.no_grad():
             for w, found in zip(layer.factors, nearest, strict=True):
-                w.copy_(found)
+                w.copy_(found).requires_grad_(weight.requires_grad)
             if layer.bias is not None:
-                layer.bias.copy_(bias)
-        return layer, error
+                layer.bias.copy_(bias).requires_grad_(bias.requires_grad)
+        return layer.train(linear.training), error
 
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
