@@ -7,10 +7,7 @@
 #include "host/tensor.h"
 #include "kron_linear/kron_factors.h"
 #include "kron_linear/kron_linear_fwd.h"
-#include "kron_linear/plan/kron_fibers_layout.h"
-#include "kron_linear/plan/kron_plan.h"
-#include "kron_linear/plan/kron_plan_dots.h"
-#include "kron_linear/plan/kron_plan_product.h"
+#include "kron_linear/kron_linear_launch.h"
 
 namespace cuops {
 namespace {
@@ -18,67 +15,10 @@ namespace {
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
 
-Kernel& fwd_kernel(DType dtype) {
-  static Kernel kernels[] = {{"kron_linear", "kron_linear_fwd_f64"}, {"kron_linear", "kron_linear_fwd_f32"}};
-  return kernels[dtype != kFloat64];
-}
-Kernel& tuned_kernel(KronKernel which) {
-  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
-                             {"kron_linear_tuned", "kron_tuned_pairs"},
-                             {"kron_linear_tuned", "kron_tuned_pairs_128"},
-                             {"kron_linear_small", "kron_small"},
-                             {"kron_linear_sixteens", "kron_sixteens_two"},
-                             {"kron_linear_sixteens", "kron_sixteens_columns"},
-                             {"kron_linear_sixteens", "kron_sixteens_three"},
-                             {"kron_linear_direct", "kron_direct_32"},
-                             {"kron_linear_direct", "kron_direct_64"},
-                             {"kron_linear_direct", "kron_direct_128"},
-                             {"kron_linear_direct", "kron_direct_columns_64"},
-                             {"kron_linear_direct", "kron_direct_columns_128"},
-                             {"kron_linear_cube", "kron_cube"},
-                             {"kron_linear_cube_f64", "kron_cube_f64"},
-                             {"kron_linear_half", "kron_half_32_f16"},
-                             {"kron_linear_half", "kron_half_64_f16"},
-                             {"kron_linear_half", "kron_half_cube_f16"},
-                             {"kron_linear_half", "kron_half_32_bf16"},
-                             {"kron_linear_half", "kron_half_64_bf16"},
-                             {"kron_linear_half", "kron_half_cube_bf16"},
-                             {"kron_linear_double", "kron_double_16"},
-                             {"kron_linear_double", "kron_double_24"},
-                             {"kron_linear_double", "kron_double_32"},
-                             {"kron_linear_double", "kron_double_48"},
-                             {"kron_linear_double", "kron_double_64"},
-                             {"kron_linear_wide", "kron_wide_64_tf32"},
-                             {"kron_linear_wide", "kron_wide_64_f16"},
-                             {"kron_linear_wide", "kron_wide_64_bf16"},
-                             {"kron_linear_wide", "kron_wide_96_f16"},
-                             {"kron_linear_wide", "kron_wide_96_bf16"},
-                             {"kron_linear_wide", "kron_wide_128_tf32"},
-                             {"kron_linear_wide", "kron_wide_128_f16"},
-                             {"kron_linear_wide", "kron_wide_128_bf16"},
-                             {"kron_linear_bits", "kron_bits_f64"},
-                             {"kron_linear_bits", "kron_bits_f32"},
-                             {"kron_linear_twos", "kron_twos_f64"},
-                             {"kron_linear_twos", "kron_twos_f32"},
-                             {"kron_linear_twos", "kron_twos_f16"},
-                             {"kron_linear_twos", "kron_twos_bf16"},
-                             {"kron_linear_fibers", "kron_fibers_f64"},
-                             {"kron_linear_fibers", "kron_fibers_f32"},
-                             {"kron_linear_slices", "kron_slices_f64_1"},
-                             {"kron_linear_slices", "kron_slices_f64_4"},
-                             {"kron_linear_slices", "kron_slices_f32_1"},
-                             {"kron_linear_slices", "kron_slices_f32_4"},
-                             {"kron_linear_slices", "kron_slices_f16_1"},
-                             {"kron_linear_slices", "kron_slices_f16_4"},
-                             {"kron_linear_slices", "kron_slices_bf16_1"},
-                             {"kron_linear_slices", "kron_slices_bf16_4"}};
-  return kernels[which - kKronTunedSingle];
-}
-
 // Plans are made once for each problem on each device.
 std::shared_ptr<const KronGroup> cached_group(const KronProblem& problem, int device) {
   static PlanCache<KronGroup> known;
-  auto key = plan_key({device, problem.dtype, problem.single, problem.aligned, problem.linear, problem.mapped, problem.near,
+  auto key = plan_key({device, problem.dtype, problem.tf32, problem.aligned, problem.linear, problem.mapped, problem.near,
                        problem.rows, problem.inner},
                       problem.sizes);
   return known.find(std::move(key), [&] { return plan_group(problem, kron_device(device)); });
@@ -106,7 +46,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   KronProblem problem;
   problem.dtype = dtype;
   problem.arithmetic = kron_arithmetic(dtype, kron_device(device));
-  problem.single = allow_tf32 && dtype == kFloat32;
+  problem.tf32 = allow_tf32 && dtype == kFloat32;
   problem.inner = inner;
   std::int64_t in = inner, out = inner;
   problem.sizes = sizes_of(factors, dtype, x.device());
@@ -127,8 +67,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   problem.near = std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
   problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
   const std::shared_ptr<const KronGroup> plan = cached_group(problem, device);
-  const KronGroup& group = *plan;
-  if (!group.fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
+  if (!plan->fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
   const void* bias_data = nullptr;
   std::int64_t bias_lead = 1;
   if (bias.has_value()) {
@@ -141,128 +80,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     bias_lead = n / out;
   }
   const ContextGuard context(device);
-  auto fill = [&](auto p) {
-    fill_factors(p.factors, factors, dtype);
-    p.x = x_rows;
-    p.y = y_rows;
-    p.bias = bias_data;
-    p.bias_lead = bias_lead;
-    return p;
-  };
-  auto run = [&](Kernel& kernel, auto* p) {
-    LaunchShape shape = group.shape;
-    shape.overlaps = true;
-    launch(kernel, device, current_stream(x.device()), shape, p);
-  };
-  if (group.tuned == kKronProduct) {
-    const KronProductProblem product{dtype, problem.rows, inner, problem.sizes[0].out, problem.sizes[0].in};
-    KronFactor factor[1];
-    fill_factors(factor, factors, dtype);
-    KronProductParams p{};
-    p.product[0] = product_of_y(product, {y_rows.data, y_rows.stride}, {x_rows.data, x_rows.stride}, factor[0]);
-    p.product[0].bias = bias_data;
-    p.product[0].bias_lead = static_cast<int>(bias_lead);
-    set_tiles(&p.product[0], 1);
-    return run(product_kernel(dtype), &p);
-  }
-  if (group.tuned == kKronDots) {
-    const KronProductArray y_array{y_rows.data, y_rows.stride}, x_array{x_rows.data, x_rows.stride};
-    KronFactor factor[kTermsFactors];
-    fill_factors(factor, factors, dtype);
-    if (group.count > 1) {
-      KronTermsParams p = terms_of(group.terms_params, y_array, x_array, factor);
-      p.bias = bias_data;
-      p.bias_lead = static_cast<int>(bias_lead);
-      return run(terms_kernel(dtype, group.count), &p);
-    }
-    KronDotsParams p{};
-    p.dots[0] = dots_of_y({dtype, problem.rows, inner, problem.sizes[0].out, problem.sizes[0].in}, y_array, x_array, factor[0]);
-    p.dots[0].bias = bias_data;
-    p.dots[0].bias_lead = static_cast<int>(bias_lead);
-    LaunchShape shape{static_cast<unsigned>(p.dots[0].blocks), kDotsThreads};
-    shape.overlaps = true;
-    return launch(dots_kernel(dtype), device, current_stream(x.device()), shape, &p);
-  }
-  if (group.tuned >= kKronSlices) {
-    KronSlicesParams p = group.slices_params;
-    KronFactor factor[kSlicesSteps + 1];
-    fill_factors(factor, factors, dtype);
-    p.x = x_rows.data;
-    p.y = y_rows.data;
-    p.x_stride = x_rows.stride;
-    p.y_stride = y_rows.stride;
-    p.first = factor[0].data;
-    p.row_stride = factor[0].row_stride;
-    p.column_stride = factor[0].column_stride;
-    for (int i = 0; i < p.steps; ++i) {
-      p.step[i].data = factor[i + 1].data;
-      p.step[i].row_stride = factor[i + 1].row_stride;
-      p.step[i].column_stride = factor[i + 1].column_stride;
-    }
-    p.bias = bias_data;
-    p.bias_lead = static_cast<int>(bias_lead);
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned == kKronSmall) {
-    KronSmallParams p = fill(group.small_params);
-    set_sample_strides(&p);
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned >= kKronFibersF64) {
-    KronFibersParams p = group.fibers_params;
-    fill_factors(p.chain.factors, factors, dtype);
-    p.x = fibers_array(p.x, p.chain, x_rows);
-    p.y = fibers_array(p.y, p.chain, y_rows);
-    p.bias = bias_data;
-    p.bias_lead = bias_lead;
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned >= kKronBitsF64) {
-    KronBitsParams p = fill(group.bits_params);
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned >= kKronWide64) {
-    KronWideParams p = fill(KronWideParams{});
-    p.rows = problem.rows;
-    p.matrices = matrices_map(x_rows, dtype, problem.rows, p.factors[0].in, p.factors[1].in,
-                              wide_rows(group.tuned < kKronWide96Half ? 64 : kWideMost, size_of(dtype)));
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned >= kKronHalf32) {
-    KronHalfParams p = fill(group.half_params);
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned >= kKronDirect32) {
-    KronDirectParams p = fill(group.direct_params);
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  if (group.tuned >= kKronSixteensTwo) {
-    KronSixteensParams p = fill(group.sixteens_params);
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  const bool x_dense = x_rows.inner >= problem.rows && x_rows.stride == in;
-  if (group.tuned != kKronGeneral) {
-    KronTunedParams p = fill(group.tuned_params);
-    p.x_linear = x_dense;
-    return run(tuned_kernel(group.tuned), &p);
-  }
-  KronFwdParams p = fill(group.params);
-  p.dtype = dtype;
-  const int last = p.axes - 1;
-  const bool by_columns = p.columns > 0;
-  auto moves = [&](const Rows& rows, std::int64_t row, int together) {
-    return row % together == 0 && vectors_fit(rows, together, dtype);
-  };
-  const std::int64_t x_row = by_columns ? inner : p.in[last], y_row = by_columns ? inner : p.out[last];
-  const bool fours = width == 8 && problem.arithmetic == kKronScaled;
-  p.x_piece = static_cast<unsigned char>(moves(p.x, x_row, width) ? width : fours && moves(p.x, x_row, 4) ? 4 : 1);
-  p.y_piece = static_cast<unsigned char>(moves(p.y, y_row, width) ? 8 : fours && moves(p.y, y_row, 4) ? 4 : 1);
-  p.direct = p.step[p.steps - 1].innermost && p.bias == nullptr && vectors_fit(p.y, 2, dtype) && p.out[last] % 2 == 0 &&
-             problem.arithmetic == kKronScaled && dtype == kFloat32;
-  p.x_linear = !by_columns && x_dense && p.in[last] % 8 == 0;
-  p.by_in_pieces = kron_divisor(p.in_chunks * 8 / p.x_piece);
-  p.by_out_pieces = kron_divisor(p.y_piece == 1 ? p.out[last] : p.out_chunks * 8 / p.y_piece);
-  run(fwd_kernel(dtype), &p);
+  launch_group(*plan, {problem, factors, x_rows, y_rows, in, out, bias_data, bias_lead}, device, current_stream(x.device()));
 }
 
 }  // namespace cuops

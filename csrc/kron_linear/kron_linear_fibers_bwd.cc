@@ -82,7 +82,7 @@ std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows
     KronProblem problem;
     problem.dtype = dtype;
     problem.arithmetic = kKronPlain;
-    problem.single = false;
+    problem.tf32 = false;
     problem.rows = rows;
     problem.inner = inner;
     problem.sizes = sizes;

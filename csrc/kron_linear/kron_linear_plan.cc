@@ -25,35 +25,13 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_plan(int64_t dtype, int64_
   KronProblem problem;
   problem.dtype = static_cast<DType>(dtype);
   problem.arithmetic = kron_arithmetic(problem.dtype, facts);
-  problem.single = allow_tf32 && dtype == kFloat32;
+  problem.tf32 = allow_tf32 && dtype == kFloat32;
   problem.rows = rows;
   problem.inner = inner;
   problem.sizes = sizes_of(sizes);
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> result;
   for (const KronGroup& group : plan_chain(problem, mixes, facts)) {
-    const KronFwdParams& p = group.params;
-    const bool direct = group.tuned >= kKronDirect32 && group.tuned < kKronHalf32;
-    const bool sixteens = group.tuned >= kKronSixteensTwo && group.tuned < kKronDirect32;
-    const bool one = group.tuned >= kKronSlices;  // a sample, or less, a block
-    const int samples = one                             ? 1
-                        : group.tuned >= kKronFibersF64 ? group.fibers_params.chain.samples
-                        : group.tuned >= kKronBitsF64   ? 1024 >> group.bits_params.log_sample
-                        : group.tuned >= kKronHalf32    ? 1
-                        : direct                        ? group.direct_params.groups
-                        : sixteens                      ? (group.tuned == kKronSixteensTwo ? 8 : 1)
-                        : group.tuned == kKronSmall     ? group.small_params.samples
-                        : group.tuned != kKronGeneral   ? group.tuned_params.samples
-                                                        : p.samples;
-    const int slices = direct                              ? group.direct_params.slices
-                       : one && group.tuned < kKronProduct ? group.slices_params.slices
-                                                           : p.slices;
-    const int columns = direct                                ? 16 * (group.direct_params.columns > 0)
-                        : group.tuned == kKronSixteensColumns ? 32
-                        : group.tuned == kKronSmall           ? group.small_params.columns
-                        : one                                 ? 0
-                        : group.tuned >= kKronFibersF64       ? group.fibers_params.chain.columns
-                                                              : p.columns;
-    result.push_back({group.first, group.count, group.fused ? 0 : 1, samples, slices, columns,
+    result.push_back({group.first, group.count, group.fused ? 0 : 1, group.samples, group.slices, group.columns,
                       static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
                       static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
                       static_cast<int64_t>(group.operations)});

@@ -27,8 +27,7 @@ constexpr double kMixedMargin = 1.02, kMixedMarginBFloat16 = 1.1;
 // A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more, and of 16 bits each
 // of the batched products costs at least kBatch. `batches`: how many, where _kron_linear_gemm.py takes the batched product, else 0.
 KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice& device) {
-  KronGroup group;
-  group.count = 1;
+  KronGroup group(problem);
   const KronSize& size = problem.sizes[0];
   const double vectors = static_cast<double>(problem.rows) * problem.inner,
                smallest = static_cast<double>(std::min(size.in, size.out));
@@ -36,17 +35,17 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   group.bytes = vectors * (size.in + size.out) * size_of(problem.dtype);
   group.operations = 2 * vectors * size.in * size.out;
   // Operations a nanosecond a multiprocessor.
-  const double rate = halves ? 6800 : problem.single ? 3000 : 380;
+  const double rate = halves ? 6800 : problem.tf32 ? 3000 : 380;
   double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
   const double moved = penalty * group.bytes / 31;
   // As _kron_linear_gemm.py has it: a batch of small products.
   const bool few = group.operations <= 2 * kFewProducts && vectors * size.in < kFewElements && problem.rows <= kFewRows &&
                    (problem.inner > 1 || !halves || size.in % 8 || size.out % 8);
-  group.nanoseconds = (few                                            ? 3300 + kDepth * static_cast<double>(size.in)
-                       : problem.inner > 1 && problem.inner < kFew    ? 6000
-                       : problem.dtype == kFloat32 && !problem.single ? 6500
-                                                                      : 4500) +
+  group.nanoseconds = (few                                          ? 3300 + kDepth * static_cast<double>(size.in)
+                       : problem.inner > 1 && problem.inner < kFew  ? 6000
+                       : problem.dtype == kFloat32 && !problem.tf32 ? 6500
+                                                                    : 4500) +
                       (halves ? std::max(moved, batches * kBatch) : moved) / device.multiprocessors +
                       group.operations / (rate * device.multiprocessors);
   return group;
@@ -95,10 +94,9 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       const double batches = part.inner < kFew ? 0 : static_cast<double>(part.rows);
       std::vector<KronGroup> candidates = {plan_group(part, device)};
       const bool fused = candidates[0].fused;
-      const KronKernel kernel = candidates[0].tuned;
       // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
-      const bool slow =
-          !fused || kernel == kKronProduct || kernel == kKronDots || (kernel == kKronGeneral && problem.dtype == kFloat64);
+      const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
+                        (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
       if (end == i + 1) {
         KronGroup gemm = plan_gemm(part, batches, device);
         if (fused && end == n) gemm.nanoseconds += kLaunch;  // as that of a fused kernel has it
@@ -182,7 +180,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const 
     gemms.nanoseconds += gemms.groups.back().nanoseconds;
   }
   const bool tuned =
-      std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || g.tuned != kKronGeneral; });
+      std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || !g.has<KronFwdParams>(); });
   const double margin = tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
   const double mixed_margin = problem.dtype == kBFloat16 ? kMixedMarginBFloat16 : kMixedMargin;
   if (mixes && mixed.nanoseconds * mixed_margin < plain.nanoseconds) plain = std::move(mixed);

@@ -1,7 +1,9 @@
 // Which factors of a Kronecker product run in which kernel, with which tile: chosen by a model of what each would cost.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "host/kernel.h"
@@ -31,7 +33,7 @@ constexpr std::int64_t kKronMostStride = 1 << 22;  // from sample to sample of a
 struct KronProblem {
   DType dtype;
   KronArithmetic arithmetic;
-  bool single;               // float32 as TF32
+  bool tf32;                 // float32 as TF32
   bool aligned = true;       // rows of x and y are whole vectors
   bool linear = true;        // and have one stride, of at most kKronMostStride
   bool mapped = true;        // and, in x, do not overlap
@@ -40,70 +42,29 @@ struct KronProblem {
   std::vector<KronSize> sizes;
 };
 
-// The kernels, in the order of kron_linear.cc's.
-enum KronKernel {
-  kKronGeneral,
-  kKronTunedSingle,
-  kKronTunedPairs,
-  kKronTunedPairs128,
-  kKronSmall,
-  kKronSixteensTwo,  // and those after it: plan_sixteens's
-  kKronSixteensColumns,
-  kKronSixteensThree,
-  kKronDirect32,  // and those after it: plan_direct's
-  kKronDirect64,
-  kKronDirect128,
-  kKronColumns64,
-  kKronColumns128,
-  kKronCube,
-  kKronCubeF64,
-  kKronHalf32,  // and those after it: plan_half's
-  kKronHalf64,
-  kKronHalfCube,
-  kKronBFloat32,
-  kKronBFloat64,
-  kKronBFloatCube,
-  kKronDouble16,  // and those after it: plan_double's
-  kKronDouble24,
-  kKronDouble32,
-  kKronDouble48,
-  kKronDouble64,
-  kKronWide64,  // and those after it: plan_wide's
-  kKronWide64Half,
-  kKronWide64BFloat,
-  kKronWide96Half,
-  kKronWide96BFloat,
-  kKronWide128,
-  kKronWide128Half,
-  kKronWide128BFloat,
-  kKronBitsF64,  // and those after it: plan_bits's
-  kKronBits,
-  kKronTwos,  // one a dtype
-  kKronFibersF64 = kKronTwos + 4,
-  kKronFibers,
-  kKronSlices,                     // two a dtype: plan_slices's
-  kKronProduct = kKronSlices + 8,  // kron_linear_product.cu
-  kKronDots,                       // kron_linear_dots.cu
-};
+// What plans say to kernels that take one factor, and no more than it and arrays: kron_linear_product.cu and kron_linear_dots.cu.
+struct KronOneProduct {};
+struct KronOneDots {};
 
-// One group of neighbouring factors: a launch of the fused kernel, or one factor, or the product of two, for the vendor's matrix
-// product.
+// One group of neighbouring factors: a launch, or one factor, or the product of two, for the vendor's matrix product.
 struct KronGroup {
   int first = 0, count = 0;
   bool fused = false;
-  KronKernel tuned = kKronGeneral;
-  KronFwdParams params{};          // of the general kernel: all but the arrays
-  KronTunedParams tuned_params{};  // of the tuned ones
-  KronSmallParams small_params{};  // of that for small factors
-  KronSixteensParams sixteens_params{};
-  KronDirectParams direct_params{};
-  KronHalfParams half_params{};
-  KronBitsParams bits_params{};
-  KronFibersParams fibers_params{};
-  KronSlicesParams slices_params{};
-  KronTermsParams terms_params{};
+  Kernel* kernel = nullptr;
+  std::variant<KronFwdParams, KronTunedParams, KronSmallParams, KronSixteensParams, KronDirectParams, KronHalfParams,
+               KronWideParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct, KronOneDots>
+      params;  // all but the arrays
   LaunchShape shape{};
-  double nanoseconds = 0, bytes = 0, operations = 0;
+  int samples = 1, slices = 1, columns = 0;  // of a tile; slices: blocks that share one
+  double nanoseconds = INFINITY, bytes = 0, operations = 0;
+
+  KronGroup() = default;
+  explicit KronGroup(const KronProblem& problem) : count(static_cast<int>(problem.sizes.size())) {}
+
+  template <class Params>
+  bool has() const {
+    return std::holds_alternative<Params>(params);
+  }
 };
 
 struct KronDevice {

@@ -17,14 +17,12 @@ constexpr double kLarge = 2;  // the time that one for a factor of 16 takes, in 
 }  // namespace
 
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
+  KronGroup group(problem);
   const bool fits = std::all_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) {
     return s.in == s.out && (s.in == 2 || s.in == 4 || s.in == 8 || s.in == 16);
   });
   if (device.tuned != 90 || !fits || group.count > kBitsFactors || problem.inner != 1 || !problem.linear) return group;
-  KronBitsParams& p = group.bits_params;
+  KronBitsParams& p = group.params.emplace<KronBitsParams>();
   p.count = group.count;
   p.rows = problem.rows;
   double products = 0;
@@ -51,7 +49,13 @@ KronGroup plan_bits(const KronProblem& problem, const KronDevice& device) {
   const std::int64_t elements = problem.rows << p.log_sample, tiles = ceil_div(elements, 1024);
   const bool twos = p.elements == 4 * group.count, is_double = problem.dtype == kFloat64;
   p.dtype = problem.dtype;
-  group.tuned = twos ? static_cast<KronKernel>(kKronTwos + problem.dtype) : is_double ? kKronBitsF64 : kKronBits;
+  static Kernel bits_kernels[] = {{"kron_linear_bits", "kron_bits_f64"}, {"kron_linear_bits", "kron_bits_f32"}};
+  static Kernel twos_kernels[] = {{"kron_linear_twos", "kron_twos_f64"},
+                                  {"kron_linear_twos", "kron_twos_f32"},
+                                  {"kron_linear_twos", "kron_twos_f16"},
+                                  {"kron_linear_twos", "kron_twos_bf16"}};
+  group.kernel = twos ? &twos_kernels[problem.dtype] : &bits_kernels[!is_double];
+  group.samples = 1024 >> p.log_sample;
   // A few tiles have a multiprocessor each.
   const std::int64_t warps = std::max<std::int64_t>(1, std::min<std::int64_t>(tiles / device.multiprocessors, kBitsWarps));
   p.warps = static_cast<int>(warps);

@@ -22,13 +22,6 @@ constexpr double kBytes = 31e3;                                           // of 
 constexpr double kHidden = 0.2;                                           // of the shorter of memory and arithmetic
 constexpr double kOldCompiler = 1.35, kOldCompilerCube = 1.2;             // times the arithmetic, in code of CUDA 11
 
-KronGroup nothing(const KronProblem& problem) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
-  return group;
-}
-
 // Bytes of shared memory, one after the other, from multiples of 16.
 struct Shared {
   int units = 0;
@@ -56,8 +49,8 @@ void finish(const KronProblem& problem, const KronDevice& device, double start, 
 
 // One factor with columns beyond it, or two.
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, int slices, int groups) {
-  KronGroup group = nothing(problem);
-  KronDirectParams& p = group.direct_params;
+  KronGroup group(problem);
+  KronDirectParams& p = group.params.emplace<KronDirectParams>();
   const bool pair = group.count == 2;
   const KronSize first = problem.sizes[0], last = pair ? problem.sizes[1] : KronSize{1, 1};
   const std::int64_t most = std::max({first.in, last.in, last.out}), size = most <= 32 && pair ? 32 : most <= 64 ? 64 : 128;
@@ -82,10 +75,14 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, int sli
   // x and both factors are held 14 above their exponents, so sums of n products stay below n 2^30.
   p.shift = 15 + log_from(first.in);
   p.last_shift = (pair ? p.shift - 14 : 0) - 2 * 14;
-  group.tuned = pair ? (size == 32   ? kKronDirect32
-                        : size == 64 ? kKronDirect64
-                                     : kKronDirect128)
-                     : (size == 64 ? kKronColumns64 : kKronColumns128);
+  static Kernel pairs[] = {{"kron_linear_direct", "kron_direct_32"},
+                           {"kron_linear_direct", "kron_direct_64"},
+                           {"kron_linear_direct", "kron_direct_128"}};
+  static Kernel singles[] = {{"kron_linear_direct", "kron_direct_columns_64"}, {"kron_linear_direct", "kron_direct_columns_128"}};
+  group.kernel = pair ? &pairs[log_from(size / 32)] : &singles[size / 128];
+  group.samples = groups;
+  group.slices = slices;
+  group.columns = pair ? 0 : 16;
 
   const std::int64_t threads = 32LL * groups * p.group_warps, items = problem.rows * p.column_tiles;
   const std::int64_t most_blocks =
@@ -106,8 +103,8 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, int sli
 }
 
 KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group = nothing(problem);
-  KronDirectParams& p = group.direct_params;
+  KronGroup group(problem);
+  KronDirectParams& p = group.params.emplace<KronDirectParams>();
   const KronSize &first = problem.sizes[0], &second = problem.sizes[1], &last = problem.sizes[2];
   p.rows = problem.rows;
   p.slices = p.groups = 1;
@@ -123,7 +120,8 @@ KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
   if (16 * shared.units > device.shared_bytes) return group;
   p.shift = 15 + log_from(kMostOfThree);
   p.last_shift = 2 * p.shift - 4 * 14;
-  group.tuned = kKronCube;
+  static Kernel kernel{"kron_linear_cube", "kron_cube"};
+  group.kernel = &kernel;
   const std::int64_t blocks = std::min<std::int64_t>(p.rows, device.multiprocessors);
   group.shape = {static_cast<unsigned>(blocks), 512, 1, 1, static_cast<unsigned>(16 * shared.units)};
   const double before = static_cast<double>(ceil_div(second.in * last.in, 16)) / 64,
@@ -134,15 +132,17 @@ KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
 }
 
 KronGroup evaluate_three_f64(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group = nothing(problem);
-  KronDirectParams& p = group.direct_params;
+  KronGroup group(problem);
+  KronDirectParams& p = group.params.emplace<KronDirectParams>();
   const KronSize &first = problem.sizes[0], &second = problem.sizes[1], &last = problem.sizes[2];
   p.rows = problem.rows;
   p.groups = 1;
   p.slices = static_cast<int>(ceil_div(first.out, kKronCubeRows));
   p.by_columns = kron_divisor(last.in);
   if (kKronCubeShared > device.shared_bytes || last.in % 4 != 0 || last.out % 2 != 0) return group;
-  group.tuned = kKronCubeF64;
+  static Kernel kernel{"kron_linear_cube_f64", "kron_cube_f64"};
+  group.kernel = &kernel;
+  group.slices = p.slices;
   constexpr int kWarps = 12;
   const std::int64_t blocks = std::min<std::int64_t>(p.rows, std::max(1, device.multiprocessors / p.slices));
   group.shape = {static_cast<unsigned>(blocks * p.slices), 32 * kWarps, 1, 1, kKronCubeShared};
@@ -157,7 +157,7 @@ KronGroup evaluate_three_f64(const KronProblem& problem, const KronDevice& devic
 }  // namespace
 
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
-  KronGroup best = nothing(problem);
+  KronGroup best(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
   const bool doubles = problem.dtype == kFloat64 && best.count == 3;
   if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || best.count > 3 || (best.count > 1) != (problem.inner == 1))

@@ -157,14 +157,20 @@ Kernel& terms_kernel(DType dtype, int factors) {
 }
 
 KronGroup plan_dots(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
+  KronGroup group(problem);
   if (!problem.linear || !problem.near) return group;
-  group.nanoseconds = group.count == 1 ? time_of_one(problem, device) : time_of_terms(problem, device, &group.terms_params);
+  int lanes_log = 0;
+  if (group.count == 1) {
+    group.params.emplace<KronOneDots>();
+    group.nanoseconds = time_of_one(problem, device);
+  } else {
+    KronTermsParams& p = group.params.emplace<KronTermsParams>();
+    group.nanoseconds = time_of_terms(problem, device, &p);
+    lanes_log = p.lanes_log;
+  }
   if (std::isinf(group.nanoseconds)) return group;
   group.fused = true;
-  group.tuned = kKronDots;
+  group.kernel = group.count == 1 ? &dots_kernel(problem.dtype) : &terms_kernel(problem.dtype, group.count);
   double in = 1, out = 1;
   for (const KronSize& size : problem.sizes) {
     in *= static_cast<double>(size.in);
@@ -173,8 +179,7 @@ KronGroup plan_dots(const KronProblem& problem, const KronDevice& device) {
   const double results = static_cast<double>(problem.rows) * out;
   group.bytes = size_of(problem.dtype) * problem.rows * (in + out);
   group.operations = (group.count == 1 ? 2 : group.count + 1) * results * in;
-  const int log = group.count > 1 ? group.terms_params.lanes_log : 0;
-  group.shape = {static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(results) << log, kDotsThreads)), kDotsThreads};
+  group.shape = {static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(results) << lanes_log, kDotsThreads)), kDotsThreads};
   return group;
 }
 

@@ -17,6 +17,5 @@ Kernel& dots_kernel(DType dtype);
 
 // Of all factors, from the plan's on: what arrays and factors add.
 KronTermsParams terms_of(KronTermsParams p, const KronProductArray& y, const KronProductArray& x, const KronFactor* factors);
-Kernel& terms_kernel(DType dtype, int factors);
 
 }  // namespace cuops

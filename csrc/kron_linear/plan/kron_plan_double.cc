@@ -18,10 +18,8 @@ constexpr double kHidden = 0.2;     // of the shorter of memory and arithmetic
 }  // namespace
 
 KronGroup plan_double(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group;
+  KronGroup group(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
-  group.count = static_cast<int>(sizes.size());
-  group.nanoseconds = INFINITY;
   if (device.tuned != 90 || problem.dtype != kFloat64 || problem.inner != 1 || group.count != 2) return group;
   const KronSize first = sizes[0], last = sizes[1];
   const std::int64_t most = std::max({first.in, first.out, last.in, last.out});
@@ -30,8 +28,13 @@ KronGroup plan_double(const KronProblem& problem, const KronDevice& device) {
   if (double_bytes(size) > device.shared_bytes) return group;
   const int samples = double_teams(size), warps = double_warps(size);
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
-  group.half_params.rows = problem.rows;
-  group.tuned = static_cast<KronKernel>(kKronDouble16 + which);
+  group.params.emplace<KronHalfParams>().rows = problem.rows;
+  static Kernel kernels[] = {{"kron_linear_double", "kron_double_16"},
+                             {"kron_linear_double", "kron_double_24"},
+                             {"kron_linear_double", "kron_double_32"},
+                             {"kron_linear_double", "kron_double_48"},
+                             {"kron_linear_double", "kron_double_64"}};
+  group.kernel = &kernels[which];
   group.shape = {static_cast<unsigned>(blocks), 32u * samples * warps, 1, 1, static_cast<unsigned>(double_bytes(size))};
   const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
   group.bytes = 8.0 * problem.rows * (in + out);

@@ -34,21 +34,22 @@ void add_steps(const KronFibersLayout& layout, KronFibersCost* cost) {
 }  // namespace
 
 KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
+  KronGroup group(problem);
   const bool is_double = problem.dtype == kFloat64;
   const KronFibersPlan plan = plan_tiles(
       problem, device, {false, is_double ? kFibersThreadsF64 : kFibersThreads, 0, 1, kStart, kLoad, shared_elements, add_steps});
   if (std::isinf(plan.nanoseconds)) return group;
   group.fused = true;
-  group.tuned = is_double ? kKronFibersF64 : kKronFibers;
+  static Kernel kernels[] = {{"kron_linear_fibers", "kron_fibers_f64"}, {"kron_linear_fibers", "kron_fibers_f32"}};
+  group.kernel = &kernels[!is_double];
   group.shape = plan.shape;
   group.nanoseconds = plan.nanoseconds;
   group.bytes = plan.bytes;
   group.operations = plan.operations;
-  KronFibersParams& p = group.fibers_params;
-  p = {plan.layout.chain, plan.layout.in, plan.layout.out, nullptr, 1, 0};
+  KronFibersParams& p =
+      group.params.emplace<KronFibersParams>(KronFibersParams{plan.layout.chain, plan.layout.in, plan.layout.out, nullptr, 1, 0});
+  group.samples = p.chain.samples;
+  group.columns = p.chain.columns;
   // Two states take turns, where one is not enough.
   for (int s = 0; s <= p.chain.steps; ++s) {
     const int at = p.chain.weights + (plan.layout.in_place ? 0 : s % 2 * state_of(plan.layout));

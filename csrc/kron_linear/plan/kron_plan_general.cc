@@ -18,11 +18,6 @@ constexpr double kDoubleMmaCycles = 8.5;         // for one m16n8k8
 constexpr double kSharedBytesACycle = 110;       // of a multiprocessor
 constexpr double kSingle = 1.0;  // cycles of an element that moves by itself (of 16 bits: or of four together), not in a vector
 
-int power_of_two_from(std::int64_t n) {
-  int power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
 // The factors of a step: `count` neighbours, merged.
 struct Merged {
   int first, count;
@@ -66,7 +61,7 @@ StepCost shape_step(KronStep* step, std::int64_t fibers, KronArithmetic arithmet
   const bool doubles = arithmetic == kKronDouble;
   const int products = doubles ? 1 : 1 + step->split_state + step->split_weight;
   const int outs = step->innermost ? kN * 8 : kM * 16;
-  const int team = power_of_two_from(ceil_div(step->out, outs));
+  const int team = 1 << log_from(ceil_div(step->out, outs));
   if (team > warps) return {INFINITY, operations};
   const std::int64_t fibers_a_warp = step->innermost ? kM * 16 : kN * 8;
   const double rounds = static_cast<double>(ceil_div(fibers, fibers_a_warp * (warps / team)));
@@ -85,15 +80,18 @@ StepCost shape_step(KronStep* step, std::int64_t fibers, KronArithmetic arithmet
   return {rounds * (std::max(mma, bytes / kSharedBytesACycle) + 250), operations};
 }
 
+Kernel& kernel_of(DType dtype) {
+  static Kernel kernels[] = {{"kron_linear", "kron_linear_fwd_f64"}, {"kron_linear", "kron_linear_fwd_f32"}};
+  return kernels[dtype != kFloat64];
+}
+
 // The parameters and the predicted time of one choice; infinite where it does not fit.
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const Choice& choice) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
-  KronFwdParams& p = group.params;
+  KronGroup group(problem);
+  KronFwdParams& p = group.params.emplace<KronFwdParams>();
   const KronArithmetic arithmetic = problem.arithmetic;
   const bool halves = size_of(problem.dtype) == 2 && arithmetic != kKronPlain;
-  const bool pairs = problem.dtype == kFloat32 && arithmetic == kKronScaled && !problem.single;
+  const bool pairs = problem.dtype == kFloat32 && arithmetic == kKronScaled && !problem.tf32;
   const int units = problem.dtype == kFloat64 ? 4 : 2, steps = static_cast<int>(choice.merged.size());
   const std::int64_t element = size_of(problem.dtype);
   p.steps = steps;
@@ -239,6 +237,10 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   const double wave = std::max(compute, memory) + overlap * std::min(compute, memory);
   const double weights = kPrologue + weight_elements * 0.25 + 1500.0 * steps;
   group.fused = true;
+  group.kernel = &kernel_of(problem.dtype);
+  group.samples = p.samples;
+  group.slices = p.slices;
+  group.columns = p.columns;
   group.nanoseconds = kLaunch + weights + waves * wave;
   group.bytes = static_cast<double>(element) * problem.rows * problem.inner *
                 (1.0 * p.in_rows * (choice.columns ? 1 : p.in[last]) + 1.0 * p.all_out_rows * (choice.columns ? 1 : p.out[last]));
@@ -249,9 +251,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
 }  // namespace
 
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device) {
-  KronGroup best;
-  best.count = static_cast<int>(problem.sizes.size());
-  best.nanoseconds = INFINITY;
+  KronGroup best(problem);
   if (best.count > kKronFactors) return best;
   std::size_t steps_before = 0;
   for (const std::int64_t limit : {1, 8, 16, 32, 64}) {

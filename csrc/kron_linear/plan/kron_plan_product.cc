@@ -109,16 +109,6 @@ KronProduct along_axis(const KronProductProblem& p, const KronProductArray& to, 
 
 }  // namespace
 
-KronProductPlan plan_product_fwd(const KronProductProblem& problem, const KronDevice& device) {
-  KronProductPlan plan;
-  if (device.tuned != 90 || !fits(problem)) return plan;
-  Launch launch{problem.dtype};
-  launch.add(sizes_of(problem), 0);
-  const bool in_fours = problem.in % 4 == 0 && (problem.inner > 1 ? problem.inner : problem.out) % 4 == 0;
-  plan.nanoseconds = launch.nanoseconds(device) + (in_fours ? 0 : kSingles);
-  return plan;
-}
-
 KronProductPlan plan_product_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, bool clusters,
                                  const KronDevice& device) {
   KronProductPlan best;
@@ -175,21 +165,22 @@ Kernel& product_kernel(DType dtype) {
 }
 
 KronGroup plan_product(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
-  if (group.count != 1 || !problem.linear) return group;
+  KronGroup group(problem);
+  if (group.count != 1 || !problem.linear || device.tuned != 90) return group;
   const KronSize& size = problem.sizes[0];
   const KronProductProblem product{problem.dtype, problem.rows, problem.inner, size.out, size.in};
-  const KronProductPlan plan = plan_product_fwd(product, device);
-  if (std::isinf(plan.nanoseconds)) return group;
+  if (!fits(product)) return group;
+  const Sizes tiles = sizes_of(product);
+  Launch launch{problem.dtype};
+  launch.add(tiles, 0);
+  const bool in_fours = size.in % 4 == 0 && (problem.inner > 1 ? problem.inner : size.out) % 4 == 0;
+  group.nanoseconds = launch.nanoseconds(device) + (in_fours ? 0 : kSingles);
   group.fused = true;
-  group.tuned = kKronProduct;
-  group.nanoseconds = plan.nanoseconds;
+  group.kernel = &product_kernel(problem.dtype);
+  group.params.emplace<KronOneProduct>();
   const double columns = static_cast<double>(problem.rows) * problem.inner;
   group.bytes = size_of(problem.dtype) * columns * (size.in + size.out);
   group.operations = 2 * columns * size.in * size.out;
-  const Sizes tiles = sizes_of(product);
   group.shape = {static_cast<unsigned>(ceil_div(tiles.m, kProductTile) * ceil_div(tiles.n, kProductTile)), kProductThreads};
   return group;
 }

@@ -25,7 +25,6 @@ struct KronProductPlan {
   int splits = 1;
   double nanoseconds = INFINITY;
 };
-KronProductPlan plan_product_fwd(const KronProductProblem& problem, const KronDevice& device);
 KronProductPlan plan_product_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, bool clusters,
                                  const KronDevice& device);
 

@@ -17,14 +17,14 @@ constexpr int kColumns = 32;
 }  // namespace
 
 KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
+  static Kernel two{"kron_linear_sixteens", "kron_sixteens_two"}, beside{"kron_linear_sixteens", "kron_sixteens_columns"},
+      three{"kron_linear_sixteens", "kron_sixteens_three"};
+  KronGroup group(problem);
   const bool by_columns = problem.inner > 1;
   if (device.tuned != 90 || problem.dtype != kFloat32 || !problem.linear || group.count > kSixteensFactors ||
       (by_columns && problem.inner % kColumns != 0))
     return group;
-  KronSixteensParams& p = group.sixteens_params;
+  KronSixteensParams& p = group.params.emplace<KronSixteensParams>();
   std::int64_t size = 1;
   int axes = 0;
   for (int i = 0; i < group.count; ++i) {
@@ -39,10 +39,10 @@ KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device) {
   if (size != 1 || axes < 2 || (axes == 3 && by_columns)) return group;
   p.rows = problem.rows;
   p.inner = problem.inner;
-  group.tuned = by_columns ? kKronSixteensColumns : axes == 2 ? kKronSixteensTwo : kKronSixteensThree;
-  const std::int64_t tiles = by_columns  ? problem.rows * (problem.inner / kColumns)
-                             : axes == 2 ? ceil_div(problem.rows, 8)
-                                         : problem.rows;
+  group.kernel = by_columns ? &beside : axes == 2 ? &two : &three;
+  group.samples = axes == 2 && !by_columns ? 8 : 1;
+  group.columns = by_columns ? kColumns : 0;
+  const std::int64_t tiles = by_columns ? problem.rows * (problem.inner / kColumns) : ceil_div(problem.rows, group.samples);
   const std::int64_t teams = kSixteensWarps / (by_columns ? 4 : axes == 2 ? 1 : 2);
   const std::int64_t blocks = std::min<std::int64_t>(tiles, device.multiprocessors);
   group.shape = {static_cast<unsigned>(blocks), 32u * kSixteensWarps, 1, 1, 2u * kSixteensWarps * kSixteensTile * sizeof(float)};

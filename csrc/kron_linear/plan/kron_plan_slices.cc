@@ -17,12 +17,10 @@ constexpr double kStart = 4.5, kStep = 0.46, kProduct = 0.03, kLoad = 0.4, kConv
 constexpr double kBlock = 0.4, kElement = 0.2e-3, kElementF64 = 0.4e-3, kWeight = 0.4e-3;
 
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of_two) {
-  KronGroup group;
+  KronGroup group(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
-  const int count = static_cast<int>(sizes.size());
-  group.count = count;
-  group.nanoseconds = INFINITY;
-  KronSlicesParams& p = group.slices_params;
+  const int count = group.count;
+  KronSlicesParams& p = group.params.emplace<KronSlicesParams>();
   std::int64_t in = 1, out = 1, most = 1, weights = 0, elements = 0;
   for (const KronSize& size : sizes) {
     in *= size.in;
@@ -82,7 +80,12 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of
   p.state[1] = static_cast<int>(p.state[0] + round_up(state[0], 4));
   const std::int64_t bytes = (p.state[1] + state[1]) * (problem.dtype == kFloat64 ? 8 : 4);
   if (bytes > device.shared_bytes) return group;
-  group.tuned = static_cast<KronKernel>(kKronSlices + 2 * problem.dtype + (together > 1));
+  static Kernel kernels[][2] = {{{"kron_linear_slices", "kron_slices_f64_1"}, {"kron_linear_slices", "kron_slices_f64_4"}},
+                                {{"kron_linear_slices", "kron_slices_f32_1"}, {"kron_linear_slices", "kron_slices_f32_4"}},
+                                {{"kron_linear_slices", "kron_slices_f16_1"}, {"kron_linear_slices", "kron_slices_f16_4"}},
+                                {{"kron_linear_slices", "kron_slices_bf16_1"}, {"kron_linear_slices", "kron_slices_bf16_4"}}};
+  group.kernel = &kernels[problem.dtype][together > 1];
+  group.slices = p.slices;
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(bytes)};
   group.bytes = size_of(problem.dtype) * static_cast<double>(problem.rows) * static_cast<double>(in + out);
   group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), static_cast<double>(in));
@@ -94,9 +97,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of
 }  // namespace
 
 KronGroup plan_slices(const KronProblem& problem, const KronDevice& device) {
-  KronGroup best;
-  best.count = static_cast<int>(problem.sizes.size());
-  best.nanoseconds = INFINITY;
+  KronGroup best(problem);
   if (device.tuned != 90 || !problem.linear || problem.inner != 1 || best.count < 2 || best.count > kSlicesSteps + 1) return best;
   for (const bool of_two : {false, true}) {
     if (of_two && best.count < 3) continue;

@@ -26,11 +26,10 @@ constexpr int kColumns = 32;      // at least, of a tile
 
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const std::vector<KronAxis>& axes, int log_samples,
                    int columns) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
-  group.tuned = kKronSmall;
-  KronSmallParams& p = group.small_params;
+  static Kernel kernel{"kron_linear_small", "kron_small"};
+  KronGroup group(problem);
+  group.kernel = &kernel;
+  KronSmallParams& p = group.params.emplace<KronSmallParams>();
   const bool by_columns = problem.inner > 1;
   KronTileSize tile_size;
   if (!lay_out(axes, problem.inner, log_samples, columns, &p, &tile_size)) return group;
@@ -41,6 +40,8 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const s
   p.samples = 1 << log_samples;
   p.items = static_cast<int>(tile_size.elements / 64);
   p.columns = by_columns ? columns : 0;
+  group.samples = p.samples;
+  group.columns = p.columns;
   p.column_tiles = by_columns ? static_cast<int>(problem.inner / columns) : 1;
   p.tiles = (p.rows + p.samples - 1) / p.samples * p.column_tiles;
   p.sample_out = static_cast<int>(tile_size.sample);
@@ -88,9 +89,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const s
 }  // namespace
 
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device) {
-  KronGroup best;
-  best.count = static_cast<int>(problem.sizes.size());
-  best.nanoseconds = INFINITY;
+  KronGroup best(problem);
   const bool fits = std::all_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) {
     return s.in == s.out && (s.in == 2 || s.in == 4 || s.in == 8 || s.in == 16);
   });

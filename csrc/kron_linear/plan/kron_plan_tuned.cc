@@ -27,13 +27,11 @@ struct Choice {
 };
 
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const Choice& choice) {
-  KronGroup group;
-  group.count = static_cast<int>(problem.sizes.size());
-  group.nanoseconds = INFINITY;
-  const bool pairs = problem.dtype == kFloat32 && !problem.single, has_outer = choice.count[0] > 0;
+  KronGroup group(problem);
+  const bool pairs = problem.dtype == kFloat32 && !problem.tf32, has_outer = choice.count[0] > 0;
   const bool bfloat = problem.dtype == kBFloat16;
   const std::int64_t element = size_of(problem.dtype);
-  KronTunedParams& p = group.tuned_params;
+  KronTunedParams& p = group.params.emplace<KronTunedParams>();
   std::int64_t at = 0, in = 1, out = 1;
   auto reserve = [&](std::int64_t units) {
     at += units;
@@ -108,8 +106,12 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   for (const KronTunedStep& s : p.step) p.last_shift += s.count > 0 ? s.count - kWeightTop : 0;
   p.dtype = problem.dtype;
 
-  group.tuned = !pairs ? kKronTunedSingle : columns.in == 128 ? kKronTunedPairs128 : kKronTunedPairs;
-  const int most_warps = group.tuned == kKronTunedPairs128 ? 8 : 16;
+  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
+                             {"kron_linear_tuned", "kron_tuned_pairs"},
+                             {"kron_linear_tuned", "kron_tuned_pairs_128"}};
+  const int which = !pairs ? 0 : columns.in == 128 ? 2 : 1, most_warps = which == 2 ? 8 : 16;
+  group.kernel = &kernels[which];
+  group.samples = p.samples;
   // Two large factors in one product each are the vendor's, whose tiles are larger.
   if (choice.warps > most_warps || (!pairs && columns.in == 128)) return group;
   const int by_shared = static_cast<int>(device.shared_bytes_a_multiprocessor / (shared + 1024));
@@ -143,9 +145,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
 }  // namespace
 
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device) {
-  KronGroup best;
-  best.count = static_cast<int>(problem.sizes.size());
-  best.nanoseconds = INFINITY;
+  KronGroup best(problem);
   if (device.tuned != 90 || problem.dtype == kFloat64 || problem.inner != 1 || best.count > kKronFactors || best.count < 2)
     return best;
   for (int outer = 0; outer < best.count - 1; ++outer) {

@@ -6,12 +6,6 @@
 namespace cuops {
 namespace {
 
-int log_of(std::int64_t power) {
-  int log = 0;
-  while ((std::int64_t{1} << log) < power) ++log;
-  return log;
-}
-
 struct Bit {
   int axis, shared, memory, sample;
 };
@@ -62,7 +56,7 @@ void find_axes(const std::vector<KronSize>& sizes, std::size_t first, std::vecto
   for (std::size_t i = first; i < sizes.size() && size <= 16; ++i) {
     size *= sizes[i].in;
     if (size != 8 && size != 16) continue;
-    axes->push_back({static_cast<int>(first), static_cast<int>(i + 1 - first), log_of(size), 0, 0});
+    axes->push_back({static_cast<int>(first), static_cast<int>(i + 1 - first), log_from(size), 0, 0});
     find_axes(sizes, i + 1, axes, found);
     axes->pop_back();
   }
@@ -82,7 +76,7 @@ bool lay_out(std::vector<KronAxis> axes, std::int64_t inner, int log_samples, in
   KronSmallParams& p = *params;
   const bool by_columns = inner > 1;
   const int last = static_cast<int>(axes.size());  // once axes[0] has the samples
-  if (by_columns) axes.push_back({0, 0, log_of(columns), 0, 0});
+  if (by_columns) axes.push_back({0, 0, log_from(columns), 0, 0});
   axes.insert(axes.begin(), {-1, 0, log_samples, 0, 0});
   // Where elements are; gaps bring what a warp works on at the same time to different banks.
   int shared = 1, sum = 0;

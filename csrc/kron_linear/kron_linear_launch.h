@@ -1,0 +1,24 @@
+// The launch of a group of factors, by the kernel that its plan names.
+#pragma once
+
+#include <tvm/ffi/container/array.h>
+
+#include "host/tensor.h"
+#include "kron_linear/plan/kron_plan.h"
+
+namespace cuops {
+
+// y = x kron(factors)^T + bias, for arrays that are what the problem says.
+struct KronCall {
+  const KronProblem& problem;
+  const tvm::ffi::Array<tvm::ffi::Tensor>& factors;
+  Rows x, y;
+  std::int64_t in, out;  // elements of a row of x and y
+  const void* bias;
+  std::int64_t bias_lead;  // rows of it, for rows of y in turn
+};
+
+// The caller holds a ContextGuard of the device.
+void launch_group(const KronGroup& group, const KronCall& call, int device, CUstream stream);
+
+}  // namespace cuops
