@@ -63,7 +63,7 @@ def test_biases_and_rows_apart_and_factors_of_any_strides(leads, sizes, dtype):
         if len(sizes) == 1:
             dx, dw = torch.full_like(x, math.nan), torch.full_like(factors[0], math.nan)
             arrays = (t.unsqueeze(-1) for t in (dy, x))
-            _backend.library().kron_linear_bwd_product(dx.unsqueeze(-1), dw, *arrays, others[0])
+            _backend.library().kron_linear_product_bwd(dx.unsqueeze(-1), dw, *arrays, others[0])
             check([cuops.kron_linear(x, others), dx, dw], x, dy, factors)
 
 

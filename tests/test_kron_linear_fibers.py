@@ -103,16 +103,16 @@ def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
     assert wide[:, dy.shape[1] :].isnan().all()
     dx, dfactors = torch.full_like(x, math.nan), [torch.full_like(w, math.nan) for w in factors]
     partial = torch.full((1 << 22,), math.nan, dtype=torch.promote_types(dtype, torch.float32), device="cuda")
-    _backend.library().kron_linear_bwd_fibers(dfactors, dx, partial, dy, x, factors, inner)
+    _backend.library().kron_linear_fibers_bwd(dfactors, dx, partial, dy, x, factors, inner)
     check([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
 
 
 def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
     for sizes in ([4, 4, 4, 6, 11, 12, 5, 5, 11, 11], [4] * 6 + [16] * 3, [16] * 7, [2] * 28):
-        groups = _backend.library().kron_linear_bwd_fibers_plan(0, 1, [n for size in sizes for n in (size, size)], 0)
+        groups = _backend.library().kron_linear_fibers_bwd_plan(0, 1, [n for size in sizes for n in (size, size)], 0)
         assert sum(count for _, count, *_ in groups) == len(sizes)
         assert all(0 < scratch < 1 << 22 for _, _, scratch, _ in groups)
-    assert len(_backend.library().kron_linear_bwd_fibers_plan(0, 1, [16, 16, 17, 16], 0)) == 0
+    assert len(_backend.library().kron_linear_fibers_bwd_plan(0, 1, [16, 16, 17, 16], 0)) == 0
 
 
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)

@@ -43,14 +43,14 @@ def test_one_factor_with_columns_beyond_it(rows, inner, size, dtype):
     x, dy = x.reshape(rows, inner, i).mT.contiguous(), random((rows, o, inner), dtype, 5)
     y, dx, dw = torch.full_like(dy, torch.nan), torch.full_like(x, torch.nan), torch.full_like(w, torch.nan)
     _backend.library().kron_linear_fwd(y.reshape(rows, -1), x.reshape(rows, -1), [w], inner, None, False)
-    _backend.library().kron_linear_bwd_product(dx, dw, dy, x, w)
+    _backend.library().kron_linear_product_bwd(dx, dw, dy, x, w)
 
     def flat(t):
         return t.mT.reshape(rows * inner, -1)
 
     check([flat(y), flat(dx), dw], flat(x), flat(dy), [w])
     for k, alone in enumerate((torch.full_like(dx, torch.nan), torch.full_like(dw, torch.nan))):
-        _backend.library().kron_linear_bwd_product(*((alone, None) if k == 0 else (None, alone)), dy, x, w)
+        _backend.library().kron_linear_product_bwd(*((alone, None) if k == 0 else (None, alone)), dy, x, w)
         # Alone, its sum may have other parts.
         tolerance = (1 if k == 0 else rows * inner) ** 0.5 * torch.finfo(dtype).eps
         torch.testing.assert_close(alone, (dx, dw)[k], rtol=4 * torch.finfo(dtype).eps, atol=16 * tolerance)
@@ -153,7 +153,7 @@ def test_a_gradient_whose_elements_are_no_multiple_of_four(dtype):
 def test_what_goes_together_is_checked():
     x, dy, w = (torch.ones(size, device="cuda") for size in ((4, 6, 1), (4, 5, 1), (5, 6)))
     dx, dw = torch.empty_like(x), torch.empty_like(w)
-    bwd = _backend.library().kron_linear_bwd_product
+    bwd = _backend.library().kron_linear_product_bwd
     for wrong, error in [
         ((dx, dw, dy.mT, x, w), ValueError),
         ((dx.double(), dw, dy, x, w), TypeError),
@@ -166,7 +166,7 @@ def test_what_goes_together_is_checked():
     ]:
         with pytest.raises(error):
             bwd(*wrong)
-    assert _backend.library().kron_linear_bwd_product_time(1, 4, 0, 5, 6, True, True, 0) == 0
+    assert _backend.library().kron_linear_product_bwd_time(1, 4, 0, 5, 6, 0) == 0
     bwd(dx, dw, dy, x, w)
     assert torch.equal(dx, torch.full_like(x, 5))
     assert torch.equal(dw, torch.full_like(w, 4))

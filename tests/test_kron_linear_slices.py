@@ -99,7 +99,7 @@ def gradients_in_one_launch(x, dy, factors, needs=None):
         torch.full_like(t, math.nan, memory_format=torch.contiguous_format) if n else None
         for t, n in zip((x, *factors), needs, strict=True)
     )
-    _backend.library().kron_linear_bwd_slices(dfactors, dx, dy, x, factors)
+    _backend.library().kron_linear_slices_bwd(dfactors, dx, dy, x, factors)
     return [dx, *dfactors]
 
 
@@ -128,7 +128,7 @@ def test_only_some_gradients_in_one_launch(sizes, rows):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [[(4, 4)] * 2, [(6, 6)] * 3, [(3, 3)] * 5, [(7, 7), (11, 11), (13, 13)]], ids=str)
 def test_gradients_of_a_few_small_samples_are_one_launch(sizes, dtype):
-    from cuops._kron_linear_gradients import fused_backward
+    from cuops._kron_linear_bwd import fused_backward
 
     x, dy, factors = arguments(3, sizes, dtype)
     dx, dfactors = fused_backward(dy, x, factors, True, [True] * len(sizes))
@@ -139,7 +139,7 @@ def test_gradients_of_a_few_small_samples_are_one_launch(sizes, dtype):
 def test_arguments_of_gradients_in_one_launch_are_checked():
     x, dy, w, v = (torch.ones(size, device="cuda") for size in ((4, 6), (4, 5), (5, 3), (1, 2)))
     dx, dw, dv = (torch.empty_like(t) for t in (x, w, v))
-    bwd = _backend.library().kron_linear_bwd_slices
+    bwd = _backend.library().kron_linear_slices_bwd
     for wrong, error in [
         (([dw], dx, dy, x, [w, v]), ValueError),
         (([dw, dv], dx.double(), dy, x, [w, v]), TypeError),
@@ -154,7 +154,7 @@ def test_arguments_of_gradients_in_one_launch_are_checked():
             bwd(*wrong)
     growing = [1, 128, 1, 128, 1, 1, 2, 1, 128, 1, 128, 1]  # from a few elements to 2^29 and back
     for rows, sizes in ((4, [5, 3]), (4, [200, 3, 2, 2]), (1, growing), (4, growing)):
-        assert _backend.library().kron_linear_bwd_slices_time(1, rows, sizes, 0) == 0
+        assert _backend.library().kron_linear_slices_bwd_time(1, rows, sizes, 0) == 0
     bwd([dw, dv], dx, dy, x, [w, v])
     assert torch.equal(dx, torch.full_like(x, 5))
     assert torch.equal(dw, torch.full_like(w, 8))

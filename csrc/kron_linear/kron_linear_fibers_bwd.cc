@@ -104,9 +104,9 @@ std::int64_t scratch_elements(const KronFibersPlan& plan) {
 
 }  // namespace
 
-// The groups of neighbouring factors that kron_linear_bwd_fibers takes one after the other: for each first, count, the elements
+// The groups of neighbouring factors that kron_linear_fibers_bwd takes one after the other: for each first, count, the elements
 // of scratch, and predicted nanoseconds. Empty where there is no kernel. `sizes`: out and in of each factor.
-tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_bwd_fibers_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
+tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
                                                                       int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const std::vector<KronSize> all = sizes_of(sizes);
@@ -143,7 +143,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_bwd_fibers_plan(int64_t dt
 // The gradients of y = x kron(factors)^T along the leading part of the last dimension, whose trailing part has `inner` elements:
 // those of the factors in `dfactors`, where it has an element, and that of x in dx. x, dy and dx are (rows, elements), `partial` is
 // scratch in the dtype of the sums; the factors must be a group of the plan.
-void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, tvm::ffi::Optional<TensorView> dx,
+void kron_linear_fibers_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, tvm::ffi::Optional<TensorView> dx,
                             TensorView partial, TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors,
                             int64_t inner) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
@@ -162,10 +162,10 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   const int device = x.device().device_id;
   const std::shared_ptr<const KronFibersPlan> cached = cached_plan(dtype, rows, sizes, inner, device);
   const KronFibersPlan& plan = *cached;
-  if (std::isinf(plan.nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_bwd_fibers_plan");
+  if (std::isinf(plan.nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_fibers_bwd_plan");
   const DType sums = accumulator_of(dtype);
   if (dtype_of(partial, "partial") != sums || partial.numel() < scratch_elements(plan))
-    raise("ValueError", "partial: expected what kron_linear_bwd_fibers_plan says, in the dtype of the sums");
+    raise("ValueError", "partial: expected what kron_linear_fibers_bwd_plan says, in the dtype of the sums");
   expect_device(partial, "partial", x.device());
 
   KronFibersBwdParams p{};
@@ -221,5 +221,5 @@ void kron_linear_bwd_fibers(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
 
 }  // namespace cuops
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_fibers_plan, cuops::kron_linear_bwd_fibers_plan);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_fibers, cuops::kron_linear_bwd_fibers);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_fibers_bwd_plan, cuops::kron_linear_fibers_bwd_plan);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_fibers_bwd, cuops::kron_linear_fibers_bwd);

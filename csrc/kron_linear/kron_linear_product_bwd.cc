@@ -27,18 +27,17 @@ Plans plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, 
           plan_dots_bwd(problem, needs_dx, needs_dw, kron_device(device))};
 }
 
-// The predicted nanoseconds of kron_linear_bwd_product for these sizes; 0 where there is no kernel.
-int64_t kron_linear_bwd_product_time(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, bool needs_dx,
-                                     bool needs_dw, int64_t device) {
+// The predicted nanoseconds of both gradients for these sizes; 0 where there is no kernel.
+int64_t kron_linear_product_bwd_time(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const KronProductProblem problem{static_cast<DType>(dtype), rows, inner, out, in};
-  const double nanoseconds = plan_bwd(problem, needs_dx, needs_dw, static_cast<int>(device)).nanoseconds();
+  const double nanoseconds = plan_bwd(problem, true, true, static_cast<int>(device)).nanoseconds();
   return std::isinf(nanoseconds) ? 0 : static_cast<int64_t>(nanoseconds);
 }
 
 // The gradients of y (rows, out, inner) = w (out, in) times x (rows, in, inner): of x, of w, or both; contiguous arrays on one GPU,
 // but w may have any strides.
-void kron_linear_bwd_product(OptionalTensor dx, OptionalTensor dw, TensorView dy, TensorView x, tvm::ffi::Tensor w) {
+void kron_linear_product_bwd(OptionalTensor dx, OptionalTensor dw, TensorView dy, TensorView x, tvm::ffi::Tensor w) {
   const DType dtype = dtype_of(x, "x");
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   if (x.ndim() != 3 || dy.ndim() != 3) raise("ValueError", "x: expected (rows, in, inner), and dy (rows, out, inner)");
@@ -56,7 +55,7 @@ void kron_linear_bwd_product(OptionalTensor dx, OptionalTensor dw, TensorView dy
   const int device = x.device().device_id;
   if (!dx.has_value() && !dw.has_value()) return;
   const Plans plans = plan_bwd(problem, dx.has_value(), dw.has_value(), device);
-  if (std::isinf(plans.nanoseconds())) raise("ValueError", "x: no kernel; ask kron_linear_bwd_product_time");
+  if (std::isinf(plans.nanoseconds())) raise("ValueError", "x: no kernel; ask kron_linear_product_bwd_time");
   KronFactor factor[1];
   fill_factors(factor, {w}, dtype);
   if (plans.dots < plans.product.nanoseconds && has_small_strides(w)) {
@@ -94,5 +93,5 @@ void kron_linear_bwd_product(OptionalTensor dx, OptionalTensor dw, TensorView dy
 }  // namespace
 }  // namespace cuops
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_product_time, cuops::kron_linear_bwd_product_time);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_product, cuops::kron_linear_bwd_product);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_product_bwd_time, cuops::kron_linear_product_bwd_time);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_product_bwd, cuops::kron_linear_product_bwd);

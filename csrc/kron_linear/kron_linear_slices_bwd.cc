@@ -141,9 +141,9 @@ std::shared_ptr<const SlicesPlan> cached_plan(DType dtype, std::int64_t rows, co
 
 }  // namespace
 
-// The predicted nanoseconds of kron_linear_bwd_slices for these sizes behind another launch; 0 where there is no kernel. `sizes`:
+// The predicted nanoseconds of kron_linear_slices_bwd for these sizes behind another launch; 0 where there is no kernel. `sizes`:
 // out and in of each factor.
-int64_t kron_linear_bwd_slices_time(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes, int64_t device) {
+int64_t kron_linear_slices_bwd_time(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const std::vector<KronSize> all = sizes_of(sizes);
   for (const KronSize& size : all) {
@@ -156,7 +156,7 @@ int64_t kron_linear_bwd_slices_time(int64_t dtype, int64_t rows, tvm::ffi::Array
 
 // The gradients of y = x kron(factors)^T: those of the factors in `dfactors`, where it has an element, and that of x in dx. x, dy
 // and dx are (rows, elements), without gaps.
-void kron_linear_bwd_slices(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, tvm::ffi::Optional<TensorView> dx,
+void kron_linear_slices_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, tvm::ffi::Optional<TensorView> dx,
                             TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x");
@@ -170,7 +170,7 @@ void kron_linear_bwd_slices(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   if (x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: expected no empty array");
   const int device = x.device().device_id;
   const auto plan = cached_plan(dtype, rows, sizes, device);
-  if (std::isinf(plan->nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_bwd_slices_time");
+  if (std::isinf(plan->nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_slices_bwd_time");
 
   KronSlicesBwdParams p = plan->params;
   LaunchShape shape = plan->shape;
@@ -203,5 +203,5 @@ void kron_linear_bwd_slices(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
 
 }  // namespace cuops
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_slices_time, cuops::kron_linear_bwd_slices_time);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_slices, cuops::kron_linear_bwd_slices);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_slices_bwd_time, cuops::kron_linear_slices_bwd_time);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_slices_bwd, cuops::kron_linear_slices_bwd);

@@ -8,7 +8,7 @@
 #include "host/kernel.h"
 #include "host/tensor.h"
 #include "kron_linear.h"
-#include "kron_linear_squares.h"
+#include "kron_squares.h"
 
 namespace cuops {
 namespace {
@@ -67,9 +67,9 @@ void expect_aligned(TensorView t, const char* name, DType dtype, DLDevice device
 
 }  // namespace
 
-// How many matrices of partial sums kron_linear_bwd_squares needs for each gradient of a factor; 0 where it has no kernel. `wanted`
+// How many matrices of partial sums kron_linear_squares_bwd needs for each gradient of a factor; 0 where it has no kernel. `wanted`
 // adds up 1 for the first factor, 2 for the second, and 4 for the input.
-int64_t kron_linear_bwd_squares_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, int64_t device) {
+int64_t kron_linear_squares_bwd_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const Hardware& hw = squares_hardware(static_cast<int>(device));
   const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, hw);
@@ -78,9 +78,9 @@ int64_t kron_linear_bwd_squares_blocks(int64_t dtype, int64_t rows, int64_t size
 
 // The gradients of y = x kron(factors[0], factors[1])^T: those of the factors in `dfactors` and that of x in dx, each where
 // `wanted` says so. `size` is that of a kernel, and no factor is larger; rows of the second factor are whole vectors. x and dy are
-// (rows, columns); `partial` is scratch in the dtype of sums, of kron_linear_bwd_squares_blocks matrices of size^2 for each
+// (rows, columns); `partial` is scratch in the dtype of sums, of kron_linear_squares_bwd_blocks matrices of size^2 for each
 // gradient of a factor. `dfactors` may be float32 for 16 bits.
-void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
+void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
                              TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
@@ -106,7 +106,7 @@ void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
   const int device = x.device().device_id;
   const Hardware& hw = squares_hardware(device);
   SquaresKernel* const k = find_kernel(dtype, size, hw);
-  if (k == nullptr || x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: no kernel; ask kron_linear_bwd_squares_blocks");
+  if (k == nullptr || x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: no kernel; ask kron_linear_squares_bwd_blocks");
   const std::int64_t blocks = blocks_of(*k, rows, static_cast<int>(wanted), hw), n = size * size;
   KronSquaresSum sum{nullptr, {}, static_cast<int>(blocks), static_cast<int>(size), of_factors, {}, {}, {}, {}};
   if (dx.has_value()) {
@@ -143,5 +143,5 @@ void kron_linear_bwd_squares(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
 
 }  // namespace cuops
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_squares_blocks, cuops::kron_linear_bwd_squares_blocks);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_bwd_squares, cuops::kron_linear_bwd_squares);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_squares_bwd_blocks, cuops::kron_linear_squares_bwd_blocks);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_squares_bwd, cuops::kron_linear_squares_bwd);

@@ -5,7 +5,7 @@
 
 #if CUOPS_TUNED == 90
 #include "device/overlap.cuh"
-#include "kron_linear_squares.h"
+#include "kron_squares.h"
 #include "kron_squares.cuh"
 #include "kron_squares_sum.cuh"
 

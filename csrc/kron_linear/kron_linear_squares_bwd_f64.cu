@@ -6,7 +6,7 @@
 
 #if CUOPS_TUNED == 90
 #include "kron_doubles.cuh"
-#include "kron_linear_squares.h"
+#include "kron_squares.h"
 #include "kron_squares_sum.cuh"
 
 namespace cuops {

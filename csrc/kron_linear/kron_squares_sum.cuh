@@ -3,7 +3,7 @@
 
 #include "device/numeric.cuh"
 #include "device/overlap.cuh"
-#include "kron_linear_squares.h"
+#include "kron_squares.h"
 
 namespace cuops {
 

@@ -37,8 +37,8 @@ int64_t sample_normal_bwd_chunks(TensorView grad, int64_t start, int64_t sample_
   const Hardware& hw = hardware("sample_normal_bwd", grad.device().device_id);
   const std::int64_t lanes = p.along_columns ? kSampleThreads : 1, groups = p.end_group - p.group;
   const std::int64_t at_once = variant_for(p, dtype_of(grad, "grad"), hw) == kRows4 ? 4 * kRows4Blocks * kSampleThreads : 2048;
-  const std::int64_t wanted = divide_up(hw.multiprocessors * at_once, p.columns * lanes);
-  return divide_up(groups, std::max<std::int64_t>(divide_up(groups, wanted), 8 * lanes));
+  const std::int64_t wanted = ceil_div(hw.multiprocessors * at_once, p.columns * lanes);
+  return ceil_div(groups, std::max<std::int64_t>(ceil_div(groups, wanted), 8 * lanes));
 }
 
 // Sums of the gradients, and of their products with the noise, over chunks of the samples: (chunks, 2, columns).
@@ -54,7 +54,7 @@ void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state
   }
   expect_device(partial, "partial", grad.device());
   p.partial = data_of(partial);
-  p.step = divide_up(p.end_group - p.group, chunks);
+  p.step = ceil_div(p.end_group - p.group, chunks);
   const int device = grad.device().device_id;
   const ContextGuard context(device);
   const Variant variant = variant_for(p, dtype, hardware("sample_normal_bwd", device));

@@ -24,7 +24,7 @@ Kernel& kernel_for(DType dtype, Variant variant) {
 
 // Enough turns a thread that its preparations do not count, as long as one wave of threads fills the GPU.
 std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most, const Hardware& hw) {
-  return std::clamp<std::int64_t>(divide_up(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
+  return std::clamp<std::int64_t>(ceil_div(turns * lines, std::int64_t{hw.multiprocessors} * 1024), 1, std::min(most, turns));
 }
 
 void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
@@ -37,12 +37,12 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
   const std::int64_t groups = p.end_group - p.group;
   p.lanes = 1;
   while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
-  const std::int64_t turns = divide_up(groups, p.lanes), columns = divide_up(p.columns, kSampleThreads / p.lanes);
+  const std::int64_t turns = ceil_div(groups, p.lanes), columns = ceil_div(p.columns, kSampleThreads / p.lanes);
   p.step = step_for(turns, columns * kSampleThreads, 32, hw);
   const bool whole = wide && (dtype == kFloat32 || dtype == kBFloat16) && !p.antithetic && p.state == nullptr &&
                      p.num_samples % 4 == 0 && p.start % 4 == 0 &&
                      reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
-  const std::int64_t threads = columns * divide_up(turns, p.step) * kSampleThreads;
+  const std::int64_t threads = columns * ceil_div(turns, p.step) * kSampleThreads;
   launch_threads(kernel_for(dtype, whole ? kColumnsWhole : kColumns), threads, device, stream, &p);
 }
 
@@ -51,7 +51,7 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
   const bool two = wide && p.state == nullptr && dtype == kFloat64 && p.dim % 2 == 0 && aligned16(p.samples);
   const std::int64_t groups = p.end_group - p.group, lines = p.columns / (two ? 2 : 1);
   p.step = step_for(groups, lines, 32, hw);
-  launch_threads(kernel_for(dtype, two ? kRows2 : kRows1), lines * divide_up(groups, p.step), device, stream, &p);
+  launch_threads(kernel_for(dtype, two ? kRows2 : kRows1), lines * ceil_div(groups, p.step), device, stream, &p);
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUst
 void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream stream, SampleNormalParams* p, int threads_a_block,
                     unsigned shared_bytes) {
   LaunchShape shape{sample_blocks(threads, threads_a_block), static_cast<unsigned>(threads_a_block)};
-  p->replays_shift = static_cast<unsigned>(log2_up(divide_up(shape.blocks, kReplaysParts)));
+  p->replays_shift = static_cast<unsigned>(log_from(ceil_div(shape.blocks, kReplaysParts)));
   p->replays_counted = p->replays != nullptr && p->shared && shape.blocks > kBlocksThatCount;
   if (p->replays_counted) {
     static Kernel* const count = new Kernel("sample_normal", "sample_normal_fwd_count");

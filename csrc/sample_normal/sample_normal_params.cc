@@ -26,14 +26,14 @@ bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p,
 }
 
 unsigned sample_blocks(std::int64_t threads, int threads_a_block) {
-  const std::int64_t blocks = divide_up(threads, threads_a_block);
+  const std::int64_t blocks = ceil_div(threads, threads_a_block);
   if (blocks > INT32_MAX) raise("ValueError", "num_samples: expected fewer samples in one call; split the draw with start");
   return static_cast<unsigned>(blocks);
 }
 
 Divider divider_of(std::int64_t divisor) {
-  const unsigned shift = static_cast<unsigned>(log2_up(divisor));
-  const std::int64_t multiplier = divide_up(std::int64_t{1} << (31 + shift), divisor);
+  const unsigned shift = static_cast<unsigned>(log_from(divisor));
+  const std::int64_t multiplier = ceil_div(std::int64_t{1} << (31 + shift), divisor);
   return {static_cast<unsigned>(divisor), static_cast<unsigned>(multiplier), shift};
 }
 
@@ -41,7 +41,7 @@ void set_groups(SampleNormalParams* p) {
   const int copies = p->antithetic ? 2 : 1;
   p->group = p->start / copies / 4;
   p->end_group = (p->start + p->num_samples - 1) / copies / 4 + 1;
-  p->whole_group = p->antithetic ? p->end_group : divide_up(p->start, 4);
+  p->whole_group = p->antithetic ? p->end_group : ceil_div(p->start, 4);
   p->end_whole = std::max((p->start + p->num_samples) / 4, p->whole_group);
 }
 

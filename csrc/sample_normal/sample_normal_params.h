@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "host/integers.h"
 #include "host/kernel.h"
 #include "host/tensor.h"
 #include "sample_normal.h"
@@ -28,15 +29,6 @@ void set_groups(SampleNormalParams* p);
 
 // One parameter for every column, or one for all: whether it is one.
 bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p, DLDevice device);
-
-inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// The least power of two that is at least n.
-inline int log2_up(std::int64_t n) {
-  int power = 0;
-  while (std::int64_t{1} << power < n) ++power;
-  return power;
-}
 
 Divider divider_of(std::int64_t divisor);
 

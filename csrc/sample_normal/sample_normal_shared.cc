@@ -28,14 +28,14 @@ bool launch_shared(SampleNormalParams& p, DType dtype, int device, CUstream stre
   const bool few = p.columns * p.num_samples * size < 1 << 20;  // drawn sooner by threads that do not wait for each other
   const bool whole = aligned16(p.samples) && (batches == 1 || p.num_samples % period == 0);
   if (!p.shared || few || !whole || period * p.dim > most) return false;
-  const std::int64_t vectors = period * p.dim / vector, columns = divide_up(vectors, kSharedThreads);
-  const std::int64_t tiles = divide_up(vectors, columns), lanes = kSharedThreads / tiles;
+  const std::int64_t vectors = period * p.dim / vector, columns = ceil_div(vectors, kSharedThreads);
+  const std::int64_t tiles = ceil_div(vectors, columns), lanes = kSharedThreads / tiles;
   // Memory is written fastest where blocks are short, but each has to load its distributions and to draw its noise.
-  const std::int64_t turns = batches * columns * divide_up(p.num_samples, lanes * period), most_turns = size == 2 ? 16 : 8;
+  const std::int64_t turns = batches * columns * ceil_div(p.num_samples, lanes * period), most_turns = size == 2 ? 16 : 8;
   const std::int64_t turn = std::clamp<std::int64_t>(turns / (2 * std::int64_t{hw.multiprocessors}), 1, most_turns);
   p.lanes = static_cast<unsigned>(period);
   p.step = std::min(lanes * turn, kSharedNoiseRows / period);
-  const std::int64_t blocks = batches * divide_up(p.num_samples, p.step * period) * columns;
+  const std::int64_t blocks = batches * ceil_div(p.num_samples, p.step * period) * columns;
   if (blocks > most) return false;
   p.lines = divider_of(columns);
   p.tiles = divider_of(tiles);

@@ -35,8 +35,8 @@ Share share_groups(std::int64_t groups, std::int64_t tiles, std::int64_t multipr
   std::int64_t least = INT64_MAX;
   for (int blocks = 8; blocks >= 2; blocks -= 2) {  // two at a time fill one
     const std::int64_t share = std::clamp<std::int64_t>(blocks * multiprocessors * kTileThreads / tiles, 1, groups);
-    const std::int64_t busiest = divide_up(divide_up(share * tiles, kTileThreads), multiprocessors);
-    const std::int64_t turns = busiest * (3 * divide_up(groups, share) + 1);
+    const std::int64_t busiest = ceil_div(ceil_div(share * tiles, kTileThreads), multiprocessors);
+    const std::int64_t turns = busiest * (3 * ceil_div(groups, share) + 1);
     if (turns < least - least / 48) {
       best = {share, busiest};
       least = turns;
@@ -73,8 +73,8 @@ bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream strea
   } else if (state) {
     return false;
   }
-  const std::int64_t row = divide_up(p.dim, width), tiles = p.columns / p.dim * row;
-  Share share{divide_up(groups, std::min<std::int64_t>(groups, width == 4 ? 16 : 32)), 0};
+  const std::int64_t row = ceil_div(p.dim, width), tiles = p.columns / p.dim * row;
+  Share share{ceil_div(groups, std::min<std::int64_t>(groups, width == 4 ? 16 : 32)), 0};
   if (!ragged) share = share_groups(groups, tiles, hw.multiprocessors);
   p.step = share.threads;
   if (p.step * tiles > most) return false;

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import reference
+from ._kron_linear_bwd import fused_backward
 from ._kron_linear_fused import fused_chain
 from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
-from ._kron_linear_gradients import fused_backward
 from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)

@@ -13,10 +13,11 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
 from ._kron_linear_gemm import product_of
 
-SQUARES = {  # sizes of the kernels' tiles, by the bytes of an element
-    2: (16, 32, 64, 96, 128),
-    4: (16, 32, 64, 96, 128),
-    8: (16, 24, 32, 48, 64),
+# By the bytes of an element: the sizes of the kernels' tiles, and the least nanoseconds that each takes.
+SQUARES = {
+    2: {16: 5200, 32: 6200, 64: 10400, 96: 15900, 128: 16400},
+    4: {16: 6900, 32: 10900, 64: 13500, 96: 25400, 128: 21400},
+    8: {16: 3700, 24: 4200, 32: 5400, 48: 8800, 64: 14700},
 }
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
@@ -24,7 +25,7 @@ TOGETHER = 16  # the most factors of one product, each of which takes two of PyT
 
 @functools.lru_cache(4096)
 def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, device: int) -> int:
-    return library().kron_linear_bwd_squares_blocks(DTYPES[dtype], rows, size, wanted, device)
+    return library().kron_linear_squares_bwd_blocks(DTYPES[dtype], rows, size, wanted, device)
 
 
 def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, int] | None:
@@ -43,7 +44,7 @@ def _two_of_a_size(
     dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int
 ) -> tuple[int, int] | None:
     width, best, found = VECTOR // dtype.itemsize, 0.0, None
-    tiles = SQUARES[dtype.itemsize]
+    tiles = tuple(SQUARES[dtype.itemsize])
     for cut in range(max(1, len(sizes) - TOGETHER), min(len(sizes) - 1, TOGETHER) + 1):
         (o, i), (p, j) = ([math.prod(s[d] for s in group) for d in (0, 1)] for group in (sizes[:cut], sizes[cut:]))
         size = next((size for size in tiles if size >= max(o, i, p, j)), 0)
@@ -51,6 +52,11 @@ def _two_of_a_size(
         if fill > best and fill >= (FILLED if size == tiles[-1] else PARTLY_FILLED):
             best, found = fill, (cut, size)
     return found if found and _square_blocks(dtype, rows, found[1], 1, device) else None
+
+
+def time_of_squares(x: Tensor, squares: tuple[int, int] | None) -> float:
+    """The predicted nanoseconds of `backward_of_squares` behind other work; infinite where there is no kernel."""
+    return SQUARES[x.element_size()][squares[1]] if squares else math.inf
 
 
 def _aligned(w: Tensor) -> Tensor:
@@ -82,7 +88,7 @@ def backward_of_squares(
     wanted = sum(1 << k for k, group in enumerate(groups) if any(needs_factors[group])) + 4 * needs_x
     blocks = _square_blocks(x.dtype, len(state), size, wanted, x.device.index)
     partial = x.new_empty(blocks * len(dw), size**2, dtype=sums)
-    library().kron_linear_bwd_squares(dw, dx, partial, grad, state, pair, wanted, size)
+    library().kron_linear_squares_bwd(dw, dx, partial, grad, state, pair, wanted, size)
     dfactors: list[Tensor | None] = [None] * len(factors)
     for group, found in zip(needed, dw, strict=True):
         dfactors[group] = unmerge(found, factors[group], needs_factors[group])

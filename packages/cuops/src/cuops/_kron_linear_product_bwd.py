@@ -17,12 +17,6 @@ MOST = {2: (10000, 17000), 4: (17000, 18000), 8: (14500, 18500)}
 # Of these, what launches in a row share; the forward of a factor; the least of a launch, and of the last forward.
 START, AGAIN, LEAST, LAST = 4300, 1800, 2900, 1700
 SINGLES = {2: 2.5, 4: 1.3, 8: 1.3}  # times as long where elements move one by one
-# The least nanoseconds that the kernels for two factors of a size take, by the bytes of an element.
-LEAST_OF_SQUARES = {
-    2: {16: 5200, 32: 6200, 64: 10400, 96: 15900, 128: 16400},
-    4: {16: 6900, 32: 10900, 64: 13500, 96: 25400, 128: 21400},
-    8: {16: 3700, 24: 4200, 32: 5400, 48: 8800, 64: 14700},
-}
 
 
 @functools.lru_cache(4096)
@@ -31,7 +25,7 @@ def _times(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], de
     times, inner = [], math.prod(o for o, _ in sizes)
     for o, i in sizes:
         inner //= o
-        time = library().kron_linear_bwd_product_time(DTYPES[dtype], rows, inner, o, i, True, True, device)
+        time = library().kron_linear_product_bwd_time(DTYPES[dtype], rows, inner, o, i, device)
         if not 0 < time <= MOST[dtype.itemsize][inner > 1]:
             return []
         times.append(time)
@@ -53,11 +47,6 @@ def time_of_products(x: Tensor, factors: Sequence[Tensor]) -> float:
     """The predicted nanoseconds of `backward_of_products` behind other work; infinite where other ways are faster."""
     sizes = tuple(tuple(w.shape) for w in factors)
     return _nanoseconds(x.dtype, x.numel() // x.shape[-1], sizes, x.device.index)
-
-
-def time_of_squares(x: Tensor, squares: tuple[int, int] | None) -> float:
-    """The same of the kernels for what `two_of_a_size` found."""
-    return LEAST_OF_SQUARES[x.element_size()][squares[1]] if squares else math.inf
 
 
 def backward_of_products(
@@ -82,6 +71,6 @@ def backward_of_products(
         state = states[k].reshape(rows, i, inner) if needs_factors[k] else before.new_empty(rows, i, inner)
         dfactors[k] = w.new_empty(o, i) if needs_factors[k] else None
         grad = torch.empty_like(state) if needs_state else None
-        library().kron_linear_bwd_product(grad, dfactors[k], before, state, w)
+        library().kron_linear_product_bwd(grad, dfactors[k], before, state, w)
         rows *= i
     return grad.reshape(x.shape) if needs_x else None, dfactors

@@ -16,7 +16,7 @@ MOST = 25000  # predicted nanoseconds, beyond which other ways are faster, as me
 
 @functools.lru_cache(4096)
 def _nanoseconds(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> float:
-    time = library().kron_linear_bwd_slices_time(DTYPES[dtype], rows, sizes, device)
+    time = library().kron_linear_slices_bwd_time(DTYPES[dtype], rows, sizes, device)
     return time if 0 < time <= MOST else math.inf
 
 
@@ -34,5 +34,5 @@ def backward_of_slices(
     needed = zip(factors, needs_factors, strict=True)
     dfactors = [w.new_empty(w.shape) if is_needed else None for w, is_needed in needed]
     dx = torch.empty_like(state) if needs_x else None
-    library().kron_linear_bwd_slices(dfactors, dx, grad, state, factors)
+    library().kron_linear_slices_bwd(dfactors, dx, grad, state, factors)
     return None if dx is None else dx.reshape(x.shape), dfactors

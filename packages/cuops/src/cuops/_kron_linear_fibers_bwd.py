@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, apply, library
-from ._kron_linear_squares import two_of_a_size
+from ._kron_linear_squares_bwd import two_of_a_size
 
 MANY = 1 << 21  # elements, from which on tensor cores are faster where they can be
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
@@ -20,7 +20,7 @@ START = 3600  # nanoseconds of a prediction that other work hides
 @functools.lru_cache(4096)
 def _groups(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> list[tuple[int, int, int, int]]:
     """The groups of factors: first, count, elements of scratch, nanoseconds. None where there is no kernel."""
-    groups = library().kron_linear_bwd_fibers_plan(DTYPES[dtype], rows, sizes, device)
+    groups = library().kron_linear_fibers_bwd_plan(DTYPES[dtype], rows, sizes, device)
     return [(group[0], group[1], group[2], group[3]) for group in groups]
 
 
@@ -71,7 +71,7 @@ def backward_of_fibers(
         dstate = torch.empty_like(state) if needs_state else None
         partial = x.new_empty(scratch, dtype=torch.promote_types(x.dtype, torch.float32))
         dy = dy.reshape(len(state), -1)
-        library().kron_linear_bwd_fibers(dfactors[part], dstate, partial, dy, state, factors[part], inner)
+        library().kron_linear_fibers_bwd(dfactors[part], dstate, partial, dy, state, factors[part], inner)
         if dstate is None:
             return None, dfactors
         dy = dstate

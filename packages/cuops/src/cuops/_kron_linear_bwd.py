@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._kron_linear_fibers import backward_of_fibers, groups_of_fibers, time_of_fibers
+from ._kron_linear_fibers_bwd import backward_of_fibers, groups_of_fibers, time_of_fibers
 from ._kron_linear_fused import DTYPES, apply, fused_chain, library, plan, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls_backward
-from ._kron_linear_products import backward_of_products, time_of_products, time_of_squares
-from ._kron_linear_slices import backward_of_slices, time_of_slices
-from ._kron_linear_squares import TOGETHER, backward_of_squares, two_of_a_size, unmerge
+from ._kron_linear_product_bwd import backward_of_products, time_of_products
+from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
+from ._kron_linear_squares_bwd import TOGETHER, backward_of_squares, time_of_squares, two_of_a_size, unmerge
 
 MANY, FEW = 4, 8  # factors of at least 8, or twice as many, from which on gradients are faster in the fused kernels
 ENOUGH = 1 << 22  # elements, from which on they are with fewer factors
