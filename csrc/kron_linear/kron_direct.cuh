@@ -2,11 +2,9 @@
 // operands, and in shared memory as rows.
 #pragma once
 
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
-
-__device__ inline int exponent_of(int bits) { return ((bits >> 23) & 255) - 127; }
 
 // 16 kSteps rows of 16 columns, as the tensor cores' second operand: of a step's 16 rows, a lane has four, of two columns.
 template <int kSteps>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kron_fibers.h"
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 

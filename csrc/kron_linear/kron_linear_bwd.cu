@@ -5,8 +5,7 @@
 #if CUOPS_TUNED >= 80
 #include "device/row_sums.cuh"
 #include "kron_linear.h"
-#include "kron_tile.cuh"
-#include "kron_weight.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 

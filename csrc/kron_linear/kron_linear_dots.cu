@@ -6,7 +6,7 @@
 
 #if CUOPS_TUNED == 90
 #include "kron_dots.h"
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 

@@ -7,7 +7,7 @@
 
 #if CUOPS_TUNED == 90
 #include "kron_product.h"
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 

@@ -5,7 +5,7 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 

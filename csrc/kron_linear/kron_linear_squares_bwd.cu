@@ -5,8 +5,8 @@
 
 #if CUOPS_TUNED == 90
 #include "device/overlap.cuh"
-#include "kron_squares.h"
 #include "kron_squares.cuh"
+#include "kron_squares.h"
 #include "kron_squares_sum.cuh"
 
 namespace cuops {
@@ -100,7 +100,7 @@ __device__ void squares(const KronSquaresParams& p) {
       if (reads_x) x_exponent = S::normalize(at, largest, thread, barrier);
       S::sync(barrier);
     }
-    const float scale = power_of(x_exponent + dy_exponent);
+    const float scale = power_of_two(x_exponent + dy_exponent);
     const unsigned x_at = base + at * 16, dy_at = base + other * 16;
     if constexpr (kSplit) {
       auto& sum = *reinterpret_cast<float (*)[1][kGroups][2][4]>(dw[0]);
@@ -130,7 +130,7 @@ __device__ void squares(const KronSquaresParams& p) {
     if (wants_x) {
       const int power = S::kPairs ? dy_exponent + exponents[0] + exponents[1] - 27 + S::kLog : 0;
       S::store_chain(static_cast<T*>(p.dx) + (sample * p.in[0] + group * 16) * p.in[1], p.in[0] - group * 16, p.in[1], own_rows,
-                     dy_at + across, second + across, power_of(power / 2), power_of(power - power / 2));
+                     dy_at + across, second + across, power_of_two(power / 2), power_of_two(power - power / 2));
     }
     S::sync(barrier);
 #pragma unroll 1
@@ -151,7 +151,7 @@ __device__ void squares(const KronSquaresParams& p) {
     const bool exists = kSplit ? !wants_x : role == 0 ? wants_first : wants_second;
     const int place = kM == 2 ? (own + which) * 32 + lane : thread;
     const int power = S::kPairs ? exponents[role == 0] - 27 + S::kLog : 0;
-    const float scale = power_of(power / 2), rest = power_of(power - power / 2);
+    const float scale = power_of_two(power / 2), rest = power_of_two(power - power / 2);
     float4* const to = static_cast<float4*>(p.partial) +
                        (static_cast<long long>(block) * number + (role == 1 && p.wanted & kFirstGradient)) * (kElements / 4) +
                        place;

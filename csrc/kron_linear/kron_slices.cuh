@@ -1,7 +1,7 @@
 // What the kernels for few small samples share: elements on their way to shared memory.
 #pragma once
 
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 

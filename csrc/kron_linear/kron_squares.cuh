@@ -1,8 +1,7 @@
 // What a warp or a team of warps does with tiles of one size in shared memory: copies, the products of three of them.
 #pragma once
 
-#include "device/mma.cuh"
-#include "device/row.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 
@@ -36,13 +35,10 @@ __device__ unsigned pack(float a, float b) {
   }
 }
 
-__device__ inline float power_of(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
-
 template <class T, int kSize>
 struct Squares {
   static constexpr bool kPairs = kSame<T, float>;
   using Part = Square<kPairs>;
-  using Half = Select<kPairs, __half, T>;
   static constexpr int kGroups = kSize / 16, kThreads = 32 * kGroups, kUnits = kPairs ? 2 : 1, kPitch = kSize / 8 * kUnits + 1;
   static constexpr int kTile = kSize * kPitch;                      // units of 16 bytes
   static constexpr int kDown = 256 * kPitch, kRight = 32 * kUnits;  // bytes to the next 16 rows, or columns
@@ -233,7 +229,7 @@ struct Squares {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) all = max(all, largest[i]);
     const int exponent = (all >> 23) - 127;
-    const float scale = power_of(14 - exponent);
+    const float scale = power_of_two(14 - exponent);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int chunk = thread + i * kThreads;

@@ -2,7 +2,7 @@
 // of two: the sum of two numbers, or for TF32 one. A tile of 16 bits is taken as it is.
 #pragma once
 
-#include "kron_tile.cuh"
+#include "kron_shared.cuh"
 
 namespace cuops {
 
@@ -49,7 +49,6 @@ struct Chunk {
 // The functions below are calls, so that all sizes share their code. They copy what they need of the parameters, which are far away
 // for them.
 
-__device__ inline int exponent_of(int bits) { return ((bits >> 23) & 255) - 127; }
 __device__ inline int* magnitudes_of(const KronTunedParams& p) { return shared_at<int>(p.scales); }
 
 // The factors as `copy_factors` left them.

@@ -86,19 +86,6 @@ __device__ void load_factor(const KronFwdParams& p, const KronStep& step, int fi
   }
 }
 
-__device__ inline void split_chunk(const Pack<float, 8>& v, float scale, uint4& high, uint4& low) {
-  split<__half>(v.at[0] * scale, v.at[1] * scale, high.x, low.x);
-  split<__half>(v.at[2] * scale, v.at[3] * scale, high.y, low.y);
-  split<__half>(v.at[4] * scale, v.at[5] * scale, high.z, low.z);
-  split<__half>(v.at[6] * scale, v.at[7] * scale, high.w, low.w);
-}
-
-// The exponent of the power of two that brings a number with these bits to [2^14, 2^15); 0 where there is none.
-__device__ inline int exponent_to_top(int bits) {
-  const int exponent = bits >> 23;
-  return exponent == 0 || exponent == 255 ? 0 : min(141 - exponent, 127);
-}
-
 // Brings each row of a weight near 2^15, splits it, and notes what undoes it; also the largest sum of a row, which bounds what the
 // step can do to a number. A lane has a chunk, a part of a warp a row.
 __device__ inline void split_weight(const KronFwdParams& p, const KronStep& step, int index) {
