@@ -2,6 +2,7 @@
 // operands, and in shared memory as rows.
 #pragma once
 
+#include "kron_direct.h"
 #include "kron_shared.cuh"
 
 namespace cuops {

@@ -1,6 +1,7 @@
 // Products of three float64 matrices of one size in shared memory, as they lie there, by tensor cores.
 #pragma once
 
+#include "kron_double.h"
 #include "kron_shared.cuh"
 
 namespace cuops {

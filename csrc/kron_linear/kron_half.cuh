@@ -2,6 +2,7 @@
 // the tensor cores' operands, and 32 columns of W1 X W2^T for a matrix X of 16 bits, by one warp and in its registers.
 #pragma once
 
+#include "kron_half.h"
 #include "kron_shared.cuh"
 
 namespace cuops {

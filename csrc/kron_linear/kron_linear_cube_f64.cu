@@ -5,6 +5,7 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
+#include "kron_direct.h"
 #include "kron_shared.cuh"
 
 namespace cuops {

@@ -5,6 +5,7 @@
 
 #if CUOPS_TUNED == 90
 #include "kron_doubles.cuh"
+#include "kron_half.h"
 
 namespace cuops {
 

@@ -6,6 +6,7 @@
 
 #if CUOPS_TUNED == 90
 #include "kron_shared.cuh"
+#include "kron_small.h"
 
 namespace cuops {
 

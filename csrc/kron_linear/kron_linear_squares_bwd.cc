@@ -7,6 +7,7 @@
 #include "host/error.h"
 #include "host/kernel.h"
 #include "host/tensor.h"
+#include "kron_double.h"
 #include "kron_linear.h"
 #include "kron_squares.h"
 

@@ -8,6 +8,7 @@
 #include "device/tensor_copy.cuh"
 #include "device/wgmma.cuh"
 #include "kron_half.cuh"
+#include "kron_wide.h"
 
 namespace cuops {
 

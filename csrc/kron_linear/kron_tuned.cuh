@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kron_shared.cuh"
+#include "kron_tuned.h"
 
 namespace cuops {
 

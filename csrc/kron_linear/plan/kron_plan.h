@@ -9,9 +9,16 @@
 #include "host/integers.h"
 #include "host/kernel.h"
 #include "kron_linear.h"
+#include "kron_linear/kron_bits.h"
+#include "kron_linear/kron_direct.h"
 #include "kron_linear/kron_dots.h"
 #include "kron_linear/kron_fibers.h"
+#include "kron_linear/kron_half.h"
+#include "kron_linear/kron_sixteens.h"
 #include "kron_linear/kron_slices.h"
+#include "kron_linear/kron_small.h"
+#include "kron_linear/kron_tuned.h"
+#include "kron_linear/kron_wide.h"
 
 namespace cuops {
 

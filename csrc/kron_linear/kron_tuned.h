@@ -1,0 +1,48 @@
+// What the host tells the kernels of kron_linear_tuned.cu.
+#pragma once
+
+#include "kron_linear.h"
+
+namespace cuops {
+
+// One step: the Kronecker product of `count` neighbours as one matrix in shared memory, padded to whole
+// tiles.
+struct KronTunedStep {
+  int first, count;  // of the factors
+  int out, in;
+  int rows, columns;       // padded
+  int weight, weight_low;  // in shared memory: (rows, columns) and the lower halves
+  int pitch;               // of a row
+  KronDivisor by_rows, by_columns;
+};
+
+// The exponents below which weights are held: as float16, and as bfloat16, whose products must stay in range for any x.
+constexpr int kWeightTop = 15, kBFloatWeightTop = -9;
+
+// A sample is (outer.in, rows.in, columns.in): the last two axes are multiplied in registers, then the outer one from shared
+// memory.
+struct KronTunedParams {
+  Rows x, y;
+  const void* bias;
+  float* partial;  // of gradients: one for each team of warps
+  long long rows, tiles, bias_lead;
+  KronFactor factors[kKronFactors];
+  KronTunedStep step[3];  // along the outer axis (in == 1: none), the rows, and the columns
+  int factor_count;
+  int samples;  // of a tile
+  int state[2], buffers;
+  int pitch, units, columns_log;  // of a row of the state; of a chunk of 8
+  int slice_pitch, slice_gap;     // between neighbours of the outer axis; beyond their rows
+  int sample_out;                 // elements
+  int sample_chunks, sample_pieces, groups,
+      slice_units;  // pieces of 16 bytes in device memory; groups of rows a slice; 16 columns each
+  KronDivisor by_sample_chunks, by_sample_pieces, by_groups, by_in_rows, by_row_units;
+  int scales, zero, factors_at;
+  int shift, outer_shift, last_shift;  // exponents between what is held and what is meant: of each step's results, and in all
+  DType dtype;
+  bool x_linear;
+  unsigned char gradients;  // of the first factor (1), the second (2), both (3)
+};
+static_assert(sizeof(KronTunedParams) == 1288, "host and device must agree on the layout");
+
+}  // namespace cuops

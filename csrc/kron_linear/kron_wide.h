@@ -1,0 +1,39 @@
+// What the host tells the kernels of kron_linear_wide.cu.
+#pragma once
+
+#include "kron_linear.h"
+#include "tensor_map.h"
+
+namespace cuops {
+
+// For factors of up to `size`, 64 or 128: the threads that compute, beside those of which one asks for copies,
+// and the registers of either. A block starts with as many a thread as a multiprocessor has; from what some give up the others
+// take, and would wait forever for more than there are.
+constexpr int kWideMost = 128, kWideCopyThreads = 128, kWideCopyRegisters = 24;
+constexpr int wide_threads(int size) { return size == 64 ? 512 : 256; }
+constexpr int wide_registers(int threads) {
+  const int block = threads + kWideCopyThreads;
+  return (65536 / block / 8 * 8 * block - kWideCopyRegisters * kWideCopyThreads) / threads / 8 * 8;
+}
+// Of X, the rows that one copy takes, and its bytes; the bytes of W1, of 32 bits, and W2; how many copies shared memory has beside
+// these, and its bytes.
+constexpr int wide_rows(int size, int element_size) { return element_size == 2 ? size : 64; }
+constexpr int wide_copy(int size, int element_size) { return wide_rows(size, element_size) * size * element_size; }
+constexpr int wide_factors(int size, int element_size) { return size * size * (4 + element_size); }
+constexpr int wide_slots(int size, int element_size) {
+  return (225 * 1024 - wide_factors(size, element_size)) / wide_copy(size, element_size);
+}
+constexpr int wide_bytes(int size, int element_size) {
+  return 1024 + wide_factors(size, element_size) + wide_slots(size, element_size) * wide_copy(size, element_size);
+}
+
+struct KronWideParams {
+  TensorMap matrices;  // of x
+  Rows x, y;           // of a sample
+  const void* bias;
+  long long rows, bias_lead;
+  KronFactor factors[2];
+};
+static_assert(sizeof(KronWideParams) == 384, "host and device must agree on the layout");
+
+}  // namespace cuops
