@@ -48,3 +48,8 @@ def check(got, x, dy, factors):
         lost = sums * terms + result.eps * 2 * len(factors)
         allowed = result.eps / 2 * want.abs() + lost * magnitude + result.smallest_normal
         assert ((mine.double() - want).abs() <= allowed).all()
+
+
+def distance(got, want):
+    """Of all elements, relative to the length of `want`."""
+    return ((got.double() - want).norm() / want.norm()).item()

@@ -9,7 +9,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import arguments, check, exact
+from kron_exact import arguments, check, distance, exact
 from kron_samples import DTYPES, columns_of, factors_of, random
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +44,6 @@ def in_float64(x, factors, bias):
     from cuops._kron_linear_gemm import chain_of_matmuls
 
     return chain_of_matmuls(x.double(), [w.double() for w in factors], bias.double())
-
-
-def distance(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

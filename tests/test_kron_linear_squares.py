@@ -8,7 +8,8 @@ import math
 import cuops
 import pytest
 import torch
-from kron_samples import random
+from kron_exact import arguments, distance, gradients
+from kron_samples import DTYPES, random
 
 pytestmark = pytest.mark.gpu
 SQUARES = [[(size, size)] * 2 for size in (16, 24, 32, 48, 64, 96, 128)]
@@ -21,22 +22,6 @@ SMALLER = [
     [(7, 16), (16, 8)],
     [(21, 18), (24, 10)],
 ]
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
-
-def arguments(rows, sizes, dtype):
-    """x, dy and factors whose products keep the magnitude of what they are applied to."""
-    factors = [(random(size, torch.float64, seed) / size[1] ** 0.5).to(dtype) for seed, size in enumerate(sizes, 1)]
-    out, in_ = (math.prod(size[k] for size in sizes) for k in range(2))
-    return random((rows, in_), dtype), random((rows, out), dtype, 9), factors
-
-
-def gradients(x, dy, factors, needs_x=True, needs_factors=None):
-    """By cuops."""
-    needs_factors = needs_factors or [True] * len(factors)
-    leaves = [t.clone().requires_grad_(n) for t, n in zip((x, *factors), (needs_x, *needs_factors), strict=True)]
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    return torch.autograd.grad(cuops.kron_linear(leaves[0], leaves[1:]), wanted, dy)
 
 
 def by_gemms(x, dy, factors):
@@ -44,10 +29,6 @@ def by_gemms(x, dy, factors):
 
     dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
     return [dx, *dfactors]
-
-
-def distance(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -89,7 +70,7 @@ def test_only_some_gradients_of_squares(sizes, dtype):
     everything = gradients(x, dy, factors)
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
         want = [gradient for gradient, needed in zip(everything, needs, strict=True) if needed]
-        for got, full in zip(gradients(x, dy, factors, needs[0], needs[1:]), want, strict=True):
+        for got, full in zip(gradients(x, dy, factors, needs), want, strict=True):
             # Blocks share the rows in other ways, so sums are added in another order.
             assert distance(got, full.double()) <= 2 * len(sizes) * torch.finfo(dtype).eps
 
