@@ -8,6 +8,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
+from cuops._kron_linear_gemm import chain_of_matmuls
 from kron_samples import FUSED, columns_of, factors_of, random
 
 gpu = pytest.mark.gpu
@@ -42,8 +43,6 @@ def distance(got, want):
 def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
     x, factors = random((300, columns_of(sizes))), factors_of(sizes)
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     assert (
         distance(cuops.kron_linear(x, factors), wide) <= 2 * distance(chain_of_matmuls(x, factors, None), wide) + 1e-7
     )
@@ -123,8 +122,6 @@ def test_powers_of_two_with_up_to_1024_elements_a_sample(sizes, dtype, rows):
         [w.mT for w in factors_of([(n, n) for n in sizes], dtype)],
     )
     bias = random((columns + 1,), dtype, seed=8)[1:]
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     for given in (None, bias):
         wide = chain_of_matmuls(x.double(), [w.double() for w in factors], None if given is None else given.double())
         # Roundings of products and sums, in the dtype of the sums, and one at the end.
@@ -154,8 +151,6 @@ def test_one_kernel_takes_rows_that_are_no_multiple_of_8(sizes, dtype, rows):
     columns, outputs = columns_of(sizes), math.prod(o for o, _ in sizes)
     x, factors = random((rows, columns + 16), dtype), factors_of(sizes, dtype)
     bias = random((outputs,), dtype, seed=8)
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     allowed = {torch.float64: 1e-14, torch.float32: 1e-6}.get(dtype, torch.finfo(dtype).eps / 3**0.5)
     for view in (x[:, :columns].contiguous(), x[:, 8 : 8 + columns], x[:, 5 : 5 + columns]):
         want = chain_of_matmuls(view.double(), [w.double() for w in factors], None)
@@ -197,8 +192,6 @@ def test_any_batch_with_a_bias(rows, sizes):
 def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
     x, factors = random((rows, columns_of(sizes)), torch.float64), factors_of(sizes, torch.float64)
     bias = random((math.prod(o for o, _ in sizes),), torch.float64, seed=8)
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     assert distance(cuops.kron_linear(x, factors, bias), chain_of_matmuls(x, factors, bias)) < 1e-15
     assert distance(cuops.kron_linear(x, factors), chain_of_matmuls(x, factors, None)) < 1e-15
 
@@ -220,8 +213,6 @@ def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
 def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(rows, sizes):
     x, factors = random((rows, columns_of(sizes))).abs(), [w.abs() for w in factors_of(sizes)]
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     assert distance(cuops.kron_linear(x, factors), wide) <= 2 * distance(chain_of_matmuls(x, factors, None), wide)
 
 
@@ -339,8 +330,6 @@ def test_one_kernel_reads_views_of_two_factors_and_of_rows(sizes, dtype, allow_t
     columns, outputs = columns_of(sizes), math.prod(o for o, _ in sizes)
     x = random((rows, columns + 24), dtype)[:, 8:-16]
     factors = factors_of(sizes, dtype)
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     want = chain_of_matmuls(x.double(), [w.double() for w in factors], None)
     if allow_tf32:  # four roundings, as above; a few results may all happen to be small
         allowed = 3**0.5 * 2**-11 * (1 if outputs > 100 else 2)

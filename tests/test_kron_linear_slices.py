@@ -9,6 +9,8 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
+from cuops._kron_linear_gemm import chain_of_matmuls
+from cuops._kron_linear_bwd import fused_backward
 from kron_exact import arguments, check, distance, exact
 from kron_samples import DTYPES, columns_of, factors_of, random
 
@@ -41,8 +43,6 @@ def one_launch(x, factors, bias=None):
 
 
 def in_float64(x, factors, bias):
-    from cuops._kron_linear_gemm import chain_of_matmuls
-
     return chain_of_matmuls(x.double(), [w.double() for w in factors], bias.double())
 
 
@@ -124,8 +124,6 @@ def test_only_some_gradients_in_one_launch(sizes, rows):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [[(4, 4)] * 2, [(6, 6)] * 3, [(3, 3)] * 5, [(7, 7), (11, 11), (13, 13)]], ids=str)
 def test_gradients_of_a_few_small_samples_are_one_launch(sizes, dtype):
-    from cuops._kron_linear_bwd import fused_backward
-
     x, dy, factors = arguments(3, sizes, dtype)
     dx, dfactors = fused_backward(dy, x, factors, True, [True] * len(sizes))
     for one, full in zip((dx, *dfactors), gradients_in_one_launch(x, dy, factors), strict=True):

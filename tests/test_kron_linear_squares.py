@@ -8,6 +8,7 @@ import math
 import cuops
 import pytest
 import torch
+from cuops._kron_linear_gemm import chain_of_matmuls_backward
 from kron_exact import arguments, distance, gradients
 from kron_samples import DTYPES, random
 
@@ -25,8 +26,6 @@ SMALLER = [
 
 
 def by_gemms(x, dy, factors):
-    from cuops._kron_linear_gemm import chain_of_matmuls_backward
-
     dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
     return [dx, *dfactors]
 
