@@ -6,7 +6,7 @@ import math
 
 import cuops
 import torch
-from kron_samples import columns_of, factors_of, random
+from kron_samples import columns_of, factors_of, random, x_of
 
 
 def arguments(rows, sizes, dtype):
@@ -24,12 +24,9 @@ def gradients(x, dy, factors, needs=None):
 
 
 def exact(x, dy, factors):
-    """y and all gradients in float64, by PyTorch's autograd of a loop of products."""
+    """y and all gradients in float64, by PyTorch's autograd of the definition."""
     leaves = [t.double().requires_grad_() for t in (x, *factors)]
-    y = leaves[0].reshape(len(x), *(w.shape[1] for w in factors))
-    for w in reversed(leaves[1:]):
-        y = (y @ w.mT).movedim(-1, 1)
-    y = y.reshape(len(x), -1)
+    y = x_of(leaves[0], leaves[1:])
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]
 
 

@@ -104,7 +104,7 @@ def definition(x, factors, bias=None):
     return y if bias is None else y + bias.detach().cpu().double()
 
 
-def gradients(dy, x, factors):
+def exact_gradients(dy, x, factors):
     """Those for x, the factors and the bias in float64, by PyTorch's autograd of the definition."""
     wide = [a.detach().cpu().double().requires_grad_() for a in (x, *factors)]
     y = x_of(wide[0], wide[1:])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cuops import _kron_linear_fused, reference
 from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward
-from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, gradients, make
+from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, exact_gradients, make
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -60,7 +60,7 @@ def test_groups_of_factors_make_the_product_however_they_are_computed(sample, mo
 def test_gradients_are_those_of_the_product(sample):
     x, factors, _ = arguments(FULL[sample], torch.float64)
     dy = make((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), torch.float64, seed=9)
-    want, *wanted, _ = gradients(dy, x, factors)
+    want, *wanted, _ = exact_gradients(dy, x, factors)
     dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
     close(dx, want)
     for got, gradient in zip(dfactors, wanted, strict=True):
@@ -124,7 +124,7 @@ def test_only_products_that_are_needed_are_computed(needs):
 def test_what_is_not_needed_is_not_returned(k):
     x, factors, _ = arguments(SAMPLES["primes"], torch.float64)
     dy = make((2, 3, 7 * 13 * 3), torch.float64, seed=9)
-    want, *wanted, _ = gradients(dy, x, factors)
+    want, *wanted, _ = exact_gradients(dy, x, factors)
     dx, dfactors = chain_of_matmuls_backward(dy, x, factors, k is None, [j == k for j in range(3)])
     assert [d is not None for d in (dx, *dfactors)] == [k is None, *(j == k for j in range(3))]
     if k is None:
