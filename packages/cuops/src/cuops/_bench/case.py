@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -44,6 +44,15 @@ class Case:
         """The error that rounding explains, relative to the largest magnitude; TF32 has the digits of float16."""
         tf32 = self.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
         return TOLERANCE[torch.float16 if tf32 else self.dtype]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by torch.compile."""
+    import torch._functorch.config as config
+
+    if hasattr(config, "donated_buffer"):
+        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
+    return torch.compile(function, dynamic=False)
 
 
 def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:

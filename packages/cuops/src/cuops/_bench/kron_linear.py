@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import reference
-from .case import Case, largest_error
+from .case import Case, compiled, largest_error
 
 KINDS = ("forward", "backward")
 CHECKED = (*KINDS, "bias")  # which is not measured
@@ -91,14 +91,6 @@ def _transposed() -> Function:
     return kron_linear
 
 
-def _compiled() -> Function:
-    import torch._functorch.config as config
-
-    if hasattr(config, "donated_buffer"):
-        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
-    return torch.compile(_loop(), dynamic=False)
-
-
 def _cuops() -> Function:
     import cuops
 
@@ -120,7 +112,7 @@ IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "cuops": _cuops,
     "loop": _loop,
     "transposed": _transposed,
-    "torch.compile": _compiled,
+    "torch.compile": lambda: compiled(_loop()),
     "FastKron": _fastkron,
 }
 ON_CPU = tuple(IMPLEMENTATIONS)

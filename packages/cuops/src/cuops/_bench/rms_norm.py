@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import reference
-from .case import Case, largest_error
+from .case import Case, compiled, largest_error
 
 KINDS = ("forward", "residual", "backward")
 ROOF = "copy"
@@ -60,14 +60,6 @@ def _torch() -> Function:
     return rms_norm
 
 
-def _compiled() -> Function:
-    import torch._functorch.config as config
-
-    if hasattr(config, "donated_buffer"):
-        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
-    return torch.compile(_torch(), dynamic=False)
-
-
 def _cuops() -> Function:
     import cuops
 
@@ -107,7 +99,7 @@ def _cudnn() -> Function:
 IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "cuops": _cuops,
     "torch": _torch,
-    "torch.compile": _compiled,
+    "torch.compile": lambda: compiled(_torch()),
     "Liger": _liger,
     "cuDNN": _cudnn,
     "quack": _quack,

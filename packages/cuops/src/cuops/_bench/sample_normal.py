@@ -10,7 +10,7 @@ import torch
 
 from .. import reference
 from .._noise import Draw
-from .case import Case, largest_error
+from .case import Case, compiled, largest_error
 
 KINDS = ("independent", "shared", "backward")
 ROOF = "fill"
@@ -50,14 +50,6 @@ def _torch() -> Function:
     return sample
 
 
-def _compiled() -> Function:
-    import torch._functorch.config as config
-
-    if hasattr(config, "donated_buffer"):
-        config.donated_buffer = False  # a backward that runs many times keeps what its forward saved
-    return torch.compile(_torch(), dynamic=False)
-
-
 def _cuops() -> Function:
     import cuops
 
@@ -68,7 +60,7 @@ def _cuops() -> Function:
 IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "cuops": _cuops,
     "torch": _torch,
-    "torch.compile": _compiled,
+    "torch.compile": lambda: compiled(_torch()),
 }
 ON_CPU = tuple(IMPLEMENTATIONS)
 ALIASES: dict[str, str] = {}
