@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cuops._bench import report
-from cuops._bench.case import DTYPES, Case, measure_all
+from cuops._bench.case import DTYPES, Case, measure_all, why
 from cuops._bench.timing import CpuTimer, CudaTimer
 
 Records = list[dict[str, Any]]
@@ -33,4 +34,22 @@ def comparison(
     """Measures every function on every case, and prints the table."""
     records = measure_all(cases, functions, timer, options.device, calls)
     print(report.comparison(records))
+    return records
+
+
+def calls_on_the_host(
+    functions: dict[str, Any], timer: Timer, plain: Sequence[Any], differentiated: Sequence[Any]
+) -> Records:
+    """Times a call on arguments that need no gradient, and one on such that do, and prints the table."""
+    records: Records = []
+    for name, function in functions.items():
+        try:
+            calls = [partial(function, *arguments) for arguments in (plain, differentiated)]
+            without, with_gradient = (timer.host(lambda call=call: call) for call in calls)
+        except Exception as error:  # a peer may fail in any way, and the others are still to be measured
+            print(f"{name} fails: {why(error)}")
+            continue
+        records.append({"implementation": name, "without_gradient_us": without, "with_gradient_us": with_gradient})
+    rows = [[r["implementation"], f"{r['without_gradient_us']:.1f}", f"{r['with_gradient_us']:.1f}"] for r in records]
+    print(report.table(["µs", "without gradient", "with gradient"], rows))
     return records

@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 import torch
-from cuops._bench import report
 from cuops._bench.case import DTYPES, Case
 
-from .comparison import Records, Shapes, Timer, cases_of, comparison
+from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
 
 FORWARD = {
     "f": [
@@ -69,18 +68,7 @@ def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     """time of a call on the host, 8x16x16 float32"""
     x, w, v = (torch.randn(shape, device=options.device) for shape in ((8, 256), (16, 16), (16, 16)))
     leaf, *leaves = (a.clone().requires_grad_() for a in (x, w, v))
-    records: Records = []
-    for name, function in functions.items():
-        try:
-            without = timer.host(lambda f=function: lambda: f(x, [w, v]))
-            with_gradient = timer.host(lambda f=function: lambda: f(leaf, leaves))
-        except Exception as error:  # a peer may fail in any way, and the others are still to be measured
-            print(f"{name} fails: {type(error).__name__}: {error}".splitlines()[0])
-            continue
-        records.append({"implementation": name, "without_gradient_us": without, "with_gradient_us": with_gradient})
-    rows = [[r["implementation"], f"{r['without_gradient_us']:.1f}", f"{r['with_gradient_us']:.1f}"] for r in records]
-    print(report.table(["µs", "without gradient", "with gradient"], rows))
-    return records
+    return calls_on_the_host(functions, timer, (x, [w, v]), (leaf, leaves))
 
 
 def _grid_shapes(options: argparse.Namespace) -> list[tuple[int, ...]]:

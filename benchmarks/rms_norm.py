@@ -18,7 +18,7 @@ from cuops._bench import report
 from cuops._bench.case import Case
 from cuops._bench.rms_norm import EPS
 
-from .comparison import Records, Shapes, Timer, cases_of, comparison
+from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
 from .rms_norm_grid import grid
 
 FORWARD = {
@@ -72,19 +72,8 @@ def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) 
 def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """time of a call on the host, 8x1024 bfloat16"""
     x, weight = (torch.randn(shape, dtype=torch.bfloat16, device=options.device) for shape in ((8, 1024), (1024,)))
-    records: Records = []
     leaves = [a.clone().requires_grad_() for a in (x, weight)]
-    for name, function in functions.items():
-        try:
-            without = timer.host(lambda f=function: lambda: f(x, weight))
-            with_gradient = timer.host(lambda f=function: lambda: f(*leaves))
-        except Exception as error:  # a peer may fail in any way, and the others are still to be measured
-            print(f"{name} fails: {type(error).__name__}: {error}".splitlines()[0])
-            continue
-        records.append({"implementation": name, "without_gradient_us": without, "with_gradient_us": with_gradient})
-    rows = [[r["implementation"], f"{r['without_gradient_us']:.1f}", f"{r['with_gradient_us']:.1f}"] for r in records]
-    print(report.table(["µs", "without gradient", "with gradient"], rows))
-    return records
+    return calls_on_the_host(functions, timer, (x, weight), leaves)
 
 
 def _numpy_rms_norm_(x: np.ndarray) -> None:
