@@ -11,7 +11,7 @@ from typing import Any
 from . import _dlpack
 from ._torch import torch
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
+DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES} if torch else {}
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _backend
-from ._arguments import dtype_name, integer
+from ._arguments import DTYPES, dtype_name, integer
 from ._torch import torch
 
 MOST = (1 << 63) - 1
-DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 
 
 @dataclass(frozen=True)
