@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-MOST_SAMPLES, MOST_COLUMNS, MOST_STREAMS = 1 << 44, 1 << 40, 1 << 44
+MOST_SAMPLES, MOST_COLUMNS = 1 << 44, 1 << 40
 WORD = 0xFFFFFFFF
 
 
