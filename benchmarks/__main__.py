@@ -35,7 +35,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shapes", nargs="+", type=_shape, metavar="32768x4096", help="instead of the standard ones")
     made.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), help="f d h b: float32, float64, float16, bfloat16")
     made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")
-    made.add_argument("--grid", action="store_true", help="the grid of all sizes instead of the standard run")
     made.add_argument(
         "--part", type=_part, metavar="2/8", help="of a section that takes long; parts add up in --output"
     )
@@ -49,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the sections one by one; what is measured by then is on the disk when a later one fails."""
     options = parser().parse_args(arguments)
     benchmark = importlib.import_module(f"benchmarks.{options.operator}")
-    names = options.sections or (["grid"] if options.grid else [name for name in benchmark.SECTIONS if name != "grid"])
+    names = options.sections or [name for name in benchmark.SECTIONS if name != "grid"]
     unknown = set(names) - benchmark.SECTIONS.keys()
     if unknown:
         parser().error(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")

@@ -33,7 +33,7 @@ def test_a_run_leaves_a_table_json_and_a_plot(tmp_path, capsys, monkeypatch):
 
 
 def test_the_grid_ends_with_the_worst_ratio_to_the_best_peer(tmp_path, capsys):
-    assert benchmarks.main(["rms_norm", "--grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]) == 0
+    assert benchmarks.main(["rms_norm", "grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]) == 0
     ratios = [
         float(line.split("x")[0])
         for line in capsys.readouterr().out.split("best peer:\n")[1].splitlines()
@@ -44,7 +44,7 @@ def test_the_grid_ends_with_the_worst_ratio_to_the_best_peer(tmp_path, capsys):
 
 
 def test_the_parts_of_the_grid_add_up(tmp_path, capsys):
-    grid = ["rms_norm", "--grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]
+    grid = ["rms_norm", "grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]
     assert benchmarks.main([*grid, "--part", "1/2"]) == 0
     assert "2 cases" in capsys.readouterr().out
     assert benchmarks.main([*grid, "--part", "2/2"]) == 0
@@ -87,7 +87,7 @@ def test_a_failing_peer_leaves_the_others_measured():
     assert record["to_best_peer"] > 0
 
 
-@pytest.mark.parametrize("arguments", [["kron_linear", "--grid"], ["rms_norm", "forward"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["kron_linear", "grid"], ["rms_norm", "forward"]], ids=" ".join)
 def test_parts_of_what_has_none_are_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         benchmarks.main([*arguments, "--device", "cpu", "--part", "1/2"])
@@ -97,7 +97,7 @@ def test_parts_of_what_has_none_are_refused(arguments, capsys):
 @pytest.mark.parametrize("part", ["0/2", "3/2", "2"])
 def test_parts_that_are_none_are_refused(part, capsys):
     with pytest.raises(SystemExit):
-        benchmarks.main(["rms_norm", "--grid", "--device", "cpu", "--part", part])
+        benchmarks.main(["rms_norm", "grid", "--device", "cpu", "--part", part])
     assert "--part" in capsys.readouterr().err
 
 

@@ -173,7 +173,7 @@ def test_a_benchmark_leaves_a_table_json_and_a_plot(tmp_path, capsys):
 
 def test_the_grid_ends_with_the_geometric_mean_and_the_worst_ratios(tmp_path, capsys):
     shapes = ["--shapes", "5x6x6", "3x33", "--without", "torch.compile", "--dtypes", "f", "--output", str(tmp_path)]
-    assert benchmarks.main(["kron_linear", "--grid", "--device", "cpu", "--quick", *shapes]) == 0
+    assert benchmarks.main(["kron_linear", "grid", "--device", "cpu", "--quick", *shapes]) == 0
     printed = capsys.readouterr().out
     means = {kind: float(mean) for kind, mean in re.findall(r"(\w+): ([\d.]+) times as fast as the best peer", printed)}
     worst = re.findall(r"([\d.]+)x \S+: (\w+) float32 ", printed.split("the slowest against the best peer:\n")[1])
