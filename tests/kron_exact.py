@@ -23,6 +23,10 @@ def gradients(x, dy, factors, needs=None):
     return torch.autograd.grad(cuops.kron_linear(leaves[0], leaves[1:]), wanted, dy)
 
 
+def value_and_gradients(x, dy, factors):
+    return [cuops.kron_linear(x, factors), *gradients(x, dy, factors)]
+
+
 def exact(x, dy, factors):
     """y and all gradients in float64, by PyTorch's autograd of the definition."""
     leaves = [t.double().requires_grad_() for t in (x, *factors)]

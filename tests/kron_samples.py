@@ -139,6 +139,13 @@ def assert_close(got, want, terms, sizes, roundings=0):
     assert ((got - want).abs() <= allowed).all()
 
 
+def assert_repeatable(run, *arguments):
+    """Twenty runs give the same bits."""
+    want = run(*arguments)
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(run(*arguments), want, strict=True))
+
+
 def check(y, x, factors, bias=None):
     """y is the product, as well as its dtype can say."""
     magnitudes = [None if a is None else a.detach().cpu().double().abs() for a in (x, *factors, bias)]

@@ -9,8 +9,8 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import arguments, check, exact, gradients
-from kron_samples import DTYPES, columns_of, random
+from kron_exact import arguments, check, exact, gradients, value_and_gradients
+from kron_samples import DTYPES, assert_repeatable, columns_of, random
 
 pytestmark = pytest.mark.gpu
 SQUARE = [
@@ -49,14 +49,14 @@ SEVERAL_LAUNCHES = [
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
     x, dy, factors = arguments(rows, sizes, dtype)
-    check([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
+    check(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SEVERAL_LAUNCHES, ids=str)
 def test_samples_that_no_multiprocessor_holds(sizes, dtype):
     x, dy, factors = arguments(max(2, (1 << 18) // columns_of(sizes)), sizes, dtype)
-    check([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
+    check(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -130,11 +130,7 @@ def test_only_some_gradients(sizes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[1], SIZES[3], SIZES[11], SEVERAL_LAUNCHES[2]], ids=str)
 def test_twenty_runs_give_the_same_bits(sizes, dtype):
-    x, dy, factors = arguments(100, sizes, dtype)
-    want = [cuops.kron_linear(x, factors), *gradients(x, dy, factors)]
-    for _ in range(20):
-        got = [cuops.kron_linear(x, factors), *gradients(x, dy, factors)]
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert_repeatable(value_and_gradients, *arguments(100, sizes, dtype))
 
 
 @pytest.mark.parametrize("sizes", SIZES[:8], ids=str)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear_gemm import chain_of_matmuls
-from kron_samples import FUSED, columns_of, factors_of, random
+from kron_samples import FUSED, assert_repeatable, columns_of, factors_of, random
 
 gpu = pytest.mark.gpu
 OF_FLOAT32 = [
@@ -255,10 +255,7 @@ def test_views_give_what_copies_give(sizes, dtype):
 def test_gradients_of_factors_are_the_same_in_every_run(sizes):
     x, factors = random((1000, columns_of(sizes))), [w.requires_grad_() for w in factors_of(sizes)]
     dy = random((1000, math.prod(o for o, _ in sizes)), seed=9)
-    first = torch.autograd.grad(cuops.kron_linear(x, factors), factors, dy)
-    for _ in range(20):
-        again = torch.autograd.grad(cuops.kron_linear(x, factors), factors, dy)
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert_repeatable(lambda: torch.autograd.grad(cuops.kron_linear(x, factors), factors, dy))
 
 
 @gpu

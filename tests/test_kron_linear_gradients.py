@@ -5,7 +5,7 @@ from __future__ import annotations
 import cuops
 import pytest
 import torch
-from kron_samples import DTYPES, SAMPLES, TO_DIFFERENTIATE, arguments, exact_gradients, make, x_of
+from kron_samples import DTYPES, SAMPLES, TO_DIFFERENTIATE, arguments, assert_repeatable, exact_gradients, make, x_of
 
 SUBSETS = {"x": (True, False, False), "factors": (False, True, False), "bias": (False, False, True), "all": (True,) * 3}
 
@@ -113,9 +113,7 @@ def test_twenty_runs_give_the_same_bits(dtype, device):
         y = cuops.kron_linear(x, factors, bias)
         return [y, *torch.autograd.grad(y, [x, *factors, bias], dy)]
 
-    want = run()
-    for _ in range(20):
-        assert all(torch.equal(a, b) for a, b in zip(run(), want, strict=True))
+    assert_repeatable(run)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

@@ -8,8 +8,8 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import arguments, check, exact, gradients
-from kron_samples import DTYPES, columns_of, random
+from kron_exact import arguments, check, exact, gradients, value_and_gradients
+from kron_samples import DTYPES, assert_repeatable, columns_of, random
 
 pytestmark = pytest.mark.gpu
 SIZES = [(16, 16), (64, 64), (128, 128), (7, 3), (1, 5), (6, 1), (33, 100), (86, 130), (256, 40), (2, 200)]
@@ -21,10 +21,6 @@ CHAINS = [
     [(20, 17), (18, 30)],
 ]
 EVERYTHING = [[size] for size in SIZES] + CHAINS
-
-
-def value_and_gradients(x, dy, factors):
-    return [cuops.kron_linear(x, factors), *gradients(x, dy, factors)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -96,10 +92,7 @@ def test_only_some_gradients(sizes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", EVERYTHING[:3] + CHAINS, ids=str)
 def test_twenty_runs_give_the_same_bits(sizes, dtype):
-    sample = arguments(300, sizes, dtype)
-    want = gradients(*sample)
-    for _ in range(20):
-        assert all(torch.equal(a, b) for a, b in zip(gradients(*sample), want, strict=True))
+    assert_repeatable(gradients, *arguments(300, sizes, dtype))
 
 
 def in_turn(launch, count, start):
