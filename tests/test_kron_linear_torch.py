@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import cuops
 import pytest
@@ -255,11 +255,8 @@ def test_threads_and_streams_do_not_disturb_each_other():
             results[index] = [cuops.kron_linear(x, factors, bias) for _ in range(50)]
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     for index, got in results.items():
         want = cuops.kron_linear(*arguments(samples[index], device="cuda"))
         assert all(torch.equal(y, want) for y in got)

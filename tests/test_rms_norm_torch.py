@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import cuops
 import pytest
@@ -313,11 +313,8 @@ def test_threads_and_streams_do_not_disturb_each_other():
             results[index] = [cuops.rms_norm(x) for _ in range(50)], cuops.rms_norm(x.cpu().numpy())
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     for index in range(4):
         x = make((257, 1000 + 8 * index), device="cuda", seed=index)
         on_gpu, on_host = results[index]

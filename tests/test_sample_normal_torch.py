@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import cuops
 import numpy as np
@@ -273,16 +273,13 @@ def test_threads_draw_different_numbers():
     mu, sigma = parameters((100,), device="cuda")
     drawn = []
 
-    def work():
+    def work(_):
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(20):
                 drawn.append(cuops.sample_normal(mu, sigma, 10).cpu())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert len({x.numpy().tobytes() for x in drawn}) == 80
 
 
