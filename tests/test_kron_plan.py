@@ -70,6 +70,7 @@ def test_a_plan_applies_every_factor_once_in_order(sizes, dtype):
     covered = [k for group in plan.groups for k in range(group.first, group.first + group.count)]
     assert covered == list(range(len(sizes)))
     assert plan.microseconds > 0
+    assert all(min(group.samples, group.slices) >= 1 for group in plan.groups if group.fused)
     assert len(str(plan).splitlines()) == len(plan.groups) + 2
 
 

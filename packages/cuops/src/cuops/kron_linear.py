@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -92,8 +93,12 @@ def _is_fused(x: Any, factors: Sequence[Any], device: int) -> bool:
     """Whether fused kernels take all factors in less time than GEMMs, on that GPU."""
     if 0 in x.shape or any(0 in w.shape for w in factors):
         return False
-    rows, sizes = math.prod(x.shape[:-1]), [int(size) for w in factors for size in w.shape]
-    dtype = _arguments.DTYPES.index(_arguments.dtype_name(x.dtype))
+    dtype, rows = _arguments.DTYPES.index(_arguments.dtype_name(x.dtype)), math.prod(x.shape[:-1])
+    return _plan_is_fused(dtype, rows, tuple(int(size) for w in factors for size in w.shape), device)
+
+
+@functools.lru_cache(4096)
+def _plan_is_fused(dtype: int, rows: int, sizes: tuple[int, ...], device: int) -> bool:
     plan = _backend.library().kron_linear_plan(dtype, rows, sizes, 1, False, device, False)
     return all(group[2] == FUSED for group in plan)
 
