@@ -150,6 +150,33 @@ def test_rows_of_a_larger_array_are_read_and_written_in_place(installation: Inst
     run(installation, code, LIBRARIES=driver)
 
 
+def test_read_only_arrays_go_through_the_gpu(installation: Installation, driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    code = f"""
+        import cuops, numpy
+        from cuops import reference
+        from cuops.cli import main
+        place = "{tmp_path}/"
+        numpy.save(place + "x.npy", numpy.random.default_rng(0).standard_normal((40, 64)))
+        x = numpy.load(place + "x.npy", mmap_mode="r")
+        weight, square = x[0], x[1].reshape(8, 8)
+        want = reference.rms_norm_numpy(x, None, weight, weight, 1e-6, 0.0, None)[0]
+        numpy.testing.assert_allclose(cuops.rms_norm(x, weight, weight), want, rtol=1e-12)
+        y = x.copy()
+        numpy.testing.assert_allclose(cuops.rms_norm_(y, weight, weight), want, rtol=1e-12)
+        cuops.rms_norm(x[:, ::2], residual=x[:, ::2])
+        assert cuops.rms_norm(x[:0], weight).shape == (0, 64)
+        assert main(["run", "rms_norm", place + "x.npy", place + "y.npy"]) == 0
+        numpy.testing.assert_allclose(numpy.load(place + "y.npy"), cuops.rms_norm(x), rtol=1e-12)
+        cuops.kron_linear(x, [square, square], weight)
+        cuops.sample_normal(x, numpy.broadcast_to(abs(x), x.shape), 3)
+        assert not x.flags.writeable
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_LOG=log)
+    launches = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("launch")]
+    assert {name.split("_")[0] for name in launches} == {"rms", "kron", "sample"}
+
+
 def test_driver_too_old_leaves_numpy_arrays_to_the_cpu_with_a_warning(
     installation: Installation, driver: Path, tmp_path: Path
 ):

@@ -149,6 +149,15 @@ def test_numpy_arrays(sample, dtype):
     )
 
 
+def test_read_only_arrays(device):
+    tensors = arguments(SAMPLES["both"], torch.float32)
+    x, factors, bias = tensors[0].numpy(), [w.numpy() for w in tensors[1]], tensors[2].numpy()
+    want = cuops.kron_linear(x, factors, bias)
+    for a in (x, *factors, bias):
+        a.flags.writeable = False
+    assert np.array_equal(cuops.kron_linear(x, factors, bias), want)
+
+
 def test_more_factors_than_an_array_has_dimensions():
     x, (w, v), bias = arguments(SAMPLES["both"], torch.float64)
     scales = torch.tensor([2.0, 0.5], dtype=torch.float64).repeat(40).reshape(-1, 1, 1)  # whose product is 1

@@ -30,6 +30,21 @@ def test_numpy_arrays(shape, dtype):
         assert_close(torch.from_numpy(np.ascontiguousarray(writable)), want, shape[-1])
 
 
+def test_read_only_and_mapped_arrays(tmp_path, device):
+    x, weight = make((5, 64)).numpy(), make((64,), seed=1).numpy()
+    np.save(tmp_path / "x.npy", x)
+    want = cuops.rms_norm(x, weight, weight, residual=x), cuops.rms_norm(x, weight, weight)
+    fixed = weight.copy()
+    fixed.flags.writeable = False
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for rows in (mapped, np.broadcast_to(x, x.shape)):
+        assert np.array_equal(cuops.rms_norm(rows, fixed, fixed), want[1])
+        assert np.array_equal(cuops.rms_norm(rows, fixed, fixed, residual=rows), want[0])
+    assert np.array_equal(cuops.rms_norm_(x, fixed, fixed), want[1])
+    assert not mapped.flags.writeable
+    assert np.array_equal(fixed, weight)
+
+
 @pytest.mark.parametrize("out_dtype", [torch.float16, np.float16, np.dtype("float16"), "float16"], ids=repr)
 def test_numpy_arrays_take_the_dtype_of_any_library(out_dtype):
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)

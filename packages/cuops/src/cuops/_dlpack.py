@@ -1,7 +1,8 @@
-"""CUDA arrays of any library that speaks DLPack (CuPy, JAX): in as they are, results out in the same library."""
+"""Arrays through DLPack: NumPy's in; CUDA arrays of any library (CuPy, JAX) in as they are, and results out in it."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,18 @@ from typing import Any
 from . import _backend
 
 CUDA = 2  # kDLCUDA
+
+
+def host_view(a: Any, dtype: Any = None) -> Any:
+    """A NumPy array, contiguous and of `dtype`; of a read-only one a writable view, as tvm_ffi refuses the array."""
+    import numpy as np
+
+    whole = np.ascontiguousarray(a, dtype)
+    if whole.flags.writeable:
+        return whole
+    memory: Any = (ctypes.c_char * whole.nbytes).from_address(whole.ctypes.data)
+    memory.owner = whole  # whose memory lives as long as the view
+    return np.ndarray(whole.shape, whole.dtype, memory)
 
 
 def on_cuda(value: Any) -> bool:

@@ -36,8 +36,8 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
     device = _backend.gpu_for_host_arrays()
     if device is not None and out.flags.c_contiguous and _arguments.dtype_name(out.dtype) != "bfloat16":
         wide = _arguments.accumulator(out.dtype.name)
-        whole = [np.require(a, a.dtype if a.dtype == out.dtype else wide, ["C", "W"]) for a in (mu, sigma)]
-        bounds = [None if a is None else np.require(a, out.dtype, ["C", "W"]) for a in (low, high)]
+        whole = [_dlpack.host_view(a, a.dtype if a.dtype == out.dtype else wide) for a in (mu, sigma)]
+        bounds = [None if a is None else _dlpack.host_view(a, out.dtype) for a in (low, high)]
         layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic, device
         _backend.library().sample_normal_fwd_host(out, *whole, *bounds, draw.seed, *layout)
         return out

@@ -111,8 +111,8 @@ def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:
     if device is None or 0 in x.shape or any(0 in w.shape for w in factors):
         return reference.kron_linear_numpy(x, factors, bias)
     y = np.empty((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), x.dtype)
-    arrays = [np.ascontiguousarray(a) for a in (x, *factors)]
-    given = None if bias is None else np.ascontiguousarray(bias)
+    arrays = [_dlpack.host_view(a) for a in (x, *factors)]
+    given = None if bias is None else _dlpack.host_view(bias)
     try:
         _backend.library().kron_linear_fwd_host(y, arrays[0], arrays[1:], given, False, device)
     except ValueError:  # all else is checked: the factors are too large for one kernel

@@ -226,13 +226,11 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
         return out, h, rstd
     wide = _arguments.accumulator(x.dtype.name)
     weight, bias = (
-        None if p is None else np.ascontiguousarray(p, dtype=p.dtype if p.dtype == x.dtype else wide)
-        for p in (weight, bias)
+        None if p is None else _dlpack.host_view(p, p.dtype if p.dtype == x.dtype else wide) for p in (weight, bias)
     )
-    rows = x if x.flags.c_contiguous else np.ascontiguousarray(x)
     y = np.empty(x.shape, out_dtype or x.dtype) if out is None else out
     wanted = np.empty(x.shape[:-1], wide) if with_rstd else None
-    _backend.library().rms_norm_fwd_host(y, wanted, rows, weight, bias, eps, weight_offset, device)
+    _backend.library().rms_norm_fwd_host(y, wanted, _dlpack.host_view(x), weight, bias, eps, weight_offset, device)
     return y, x, wanted
 
 
