@@ -177,6 +177,21 @@ def test_read_only_arrays_go_through_the_gpu(installation: Installation, driver:
     assert {name.split("_")[0] for name in launches} == {"rms", "kron", "sample"}
 
 
+def test_bfloat16_of_numpy_is_left_to_the_cpu(installation: Installation, driver: Path):
+    code = """
+        import cuops, ml_dtypes, numpy
+        x = numpy.random.default_rng(0).standard_normal((8, 64), "float32")
+        narrow = x.astype("bfloat16")
+        want = cuops.rms_norm(narrow.astype("float32"))
+        for y in (cuops.rms_norm(narrow), cuops.rms_norm_(narrow.copy()), cuops.rms_norm(x, out_dtype="bfloat16")):
+            assert y.dtype == "bfloat16"
+            numpy.testing.assert_allclose(y.astype("float32"), want, rtol=2**-6)
+        eye = numpy.eye(8, dtype="bfloat16")
+        numpy.testing.assert_array_equal(cuops.kron_linear(narrow, [eye, eye]), narrow)
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
 def test_driver_too_old_leaves_numpy_arrays_to_the_cpu_with_a_warning(
     installation: Installation, driver: Path, tmp_path: Path
 ):

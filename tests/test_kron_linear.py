@@ -158,6 +158,15 @@ def test_read_only_arrays(device):
     assert np.array_equal(cuops.kron_linear(x, factors, bias), want)
 
 
+def test_numpy_arrays_of_bfloat16(device):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    tensors = arguments(SAMPLES["both"], torch.bfloat16)
+    x, *factors, bias = (t.float().numpy().astype(bfloat16) for t in (tensors[0], *tensors[1], tensors[2]))
+    y = cuops.kron_linear(x, factors, bias)
+    assert y.dtype == bfloat16
+    check(torch.from_numpy(y.astype(np.float32)).bfloat16(), *tensors)
+
+
 def test_more_factors_than_an_array_has_dimensions():
     x, (w, v), bias = arguments(SAMPLES["both"], torch.float64)
     scales = torch.tensor([2.0, 0.5], dtype=torch.float64).repeat(40).reshape(-1, 1, 1)  # whose product is 1

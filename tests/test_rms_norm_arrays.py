@@ -51,6 +51,23 @@ def test_numpy_arrays_take_the_dtype_of_any_library(out_dtype):
     assert np.array_equal(cuops.rms_norm(x, out_dtype=out_dtype), cuops.rms_norm(x).astype(np.float16))
 
 
+def test_numpy_arrays_of_bfloat16(device):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    x, weight = make((5, 64), torch.bfloat16), make((64,), torch.bfloat16, seed=1)
+    wide = [t.float().numpy() for t in (x, weight)]
+    narrow = [a.astype(bfloat16) for a in wide]
+    want = cuops.rms_norm(x, weight).float().numpy()
+    for y in (
+        cuops.rms_norm(*narrow),
+        cuops.rms_norm(*wide, out_dtype="bfloat16"),
+        cuops.rms_norm(*wide, out_dtype=torch.bfloat16, out=np.empty((5, 64), bfloat16)),
+        cuops.rms_norm_(narrow[0].copy(), narrow[1]),
+    ):
+        assert y.dtype == bfloat16
+        assert np.array_equal(y.astype(np.float32), want)
+    assert_close(torch.from_numpy(cuops.rms_norm(wide[0], narrow[1])), definition(x, weight)[0], 64)
+
+
 def test_bfloat16_of_numpy_is_that_of_ml_dtypes(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match="ml_dtypes"):

@@ -108,7 +108,8 @@ def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:
     import numpy as np
 
     device = _backend.gpu_for_host_arrays()
-    if device is None or 0 in x.shape or any(0 in w.shape for w in factors):
+    bfloat16 = x.dtype.name == "bfloat16"  # which NumPy's DLPack does not know
+    if device is None or bfloat16 or 0 in x.shape or any(0 in w.shape for w in factors):
         return reference.kron_linear_numpy(x, factors, bias)
     y = np.empty((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), x.dtype)
     arrays = [_dlpack.host_view(a) for a in (x, *factors)]

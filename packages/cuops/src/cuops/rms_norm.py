@@ -43,9 +43,9 @@ def rms_norm(
 
     Args:
         x: ``(..., *normalized_shape)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
-            array (computed on the GPU where there is one; bfloat16 is that of ml_dtypes), or an array on CUDA of any
-            library that speaks DLPack. Rows may have any stride; no copy is made as long as the last dimension is
-            contiguous.
+            array (computed on the GPU where there is one; bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA
+            of any library that speaks DLPack. Rows may have any stride; no copy is made as long as the last dimension
+            is contiguous.
         weight: ``(*normalized_shape)``, on x's device, of any of these dtypes; None is all ones.
         bias: like weight; None is all zeros.
         eps: added to the mean of squares; finite and at least 0.
@@ -218,7 +218,8 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
     import numpy as np
 
     device = _backend.gpu_for_host_arrays()
-    if device is None or residual is not None or x.size == 0:
+    bfloat16 = "bfloat16" in (x.dtype.name, (out_dtype or x.dtype).name)  # which NumPy's DLPack does not know
+    if device is None or residual is not None or bfloat16 or x.size == 0:
         y, h, rstd = reference.rms_norm_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype)
         if out is None:
             return y, h, rstd
