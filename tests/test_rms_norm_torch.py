@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import cuops
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, make
@@ -350,3 +351,34 @@ def test_gradients(with_weight, with_bias, with_residual, device):
 
     assert torch.autograd.gradcheck(call, (x, *others))
     assert torch.autograd.gradgradcheck(call, (x, *others))
+
+
+def normalized_again(x, weight, residual):
+    """What `cuops.rms_norm` returns, by PyTorch's own."""
+    h = x + residual
+    return F.rms_norm(h, weight.shape, weight, 1e-3), h
+
+
+def test_third_derivatives(device):
+    inputs = [make(shape, torch.float64, device, k).requires_grad_() for k, shape in enumerate(((2, 5), (5,), (2, 5)))]
+
+    def third(results):
+        value = sum(r.pow(3).sum() for r in results)
+        for _ in range(2):
+            value = sum(g.pow(2).sum() for g in torch.autograd.grad(value, inputs, create_graph=True))
+        return torch.autograd.grad(value, inputs)
+
+    x, weight, residual = inputs
+    got = third(cuops.rms_norm(x, weight, eps=1e-3, residual=residual))
+    torch.testing.assert_close(got, third(normalized_again(*inputs)), rtol=1e-9, atol=1e-9)
+
+
+def test_products_with_the_hessian(device):
+    x, weight, v = (make(shape, torch.float64, device, k) for k, shape in enumerate(((3, 5), (5,), (3, 5))))
+
+    def loss(x):
+        return cuops.rms_norm(x, weight, residual=2 * x)[0].pow(3).sum()
+
+    got, want = (product(loss, x, v)[1] for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp))
+    assert want.abs().min() > 0
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)

@@ -182,21 +182,23 @@ def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
-    """The gradient of the gradient, through its formula."""
-    tensors = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
-    dy, dh, h, weight = tensors
+    """The gradient of the gradient, and those that follow, through its formula."""
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        outputs = _bwd_plain(dy, dh, h, weight, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
+        # Views, so that only the formula lies between them and its results.
+        tensors = [
+            None if t is None else (t if t.requires_grad else t.detach().requires_grad_()).view_as(t)
+            for t in ctx.saved_tensors
+        ]
+        outputs = _bwd_plain(*tensors, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
     inputs = [t for t in tensors if t is not None]
-    pairs = [
-        (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None and output.requires_grad
-    ]
-    found: Any = iter([None] * len(inputs))
+    pairs = [(a, grad) for a, grad in zip(outputs, grads, strict=True) if grad is not None and a.requires_grad]
+    found: Any = [None] * len(inputs)
     if pairs:
-        found = iter(
-            torch.autograd.grad([output for output, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True)
-        )
-    return *[None if t is None else next(found) for t in tensors], None, None, None, None
+        results, given = zip(*pairs, strict=True)
+        found = torch.autograd.grad(results, inputs, given, allow_unused=True, create_graph=create_graph)
+    following = iter(found)
+    return *[None if t is None else next(following) for t in tensors], None, None, None, None
 
 
 torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
