@@ -34,6 +34,21 @@ def test_gradients_agree_with_finite_differences(sample_dim, shared, antithetic,
         assert torch.autograd.gradgradcheck(lambda *a: draw(*a).square(), (mu, sigma), fast_mode=True)
 
 
+def test_products_with_the_hessian(device):
+    mu, sigma = parameters((2, 5), torch.float64, device)
+    v = mu.cos(), sigma.sin()
+
+    def loss(mu, sigma):
+        return cuops.sample_normal(mu, sigma, 7, seed=1).pow(3).sum()
+
+    for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp):
+        got = product(loss, (mu, sigma), v)[1]
+        noise = cuops.sample_normal(torch.zeros_like(mu), 1.0, 7, seed=1)
+        x, through = mu[:, None] + sigma[:, None] * noise, v[0][:, None] + v[1][:, None] * noise
+        want = (6 * x * through).sum(1), (6 * x * through * noise).sum(1)
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sample_dim", [0, -1])
 @pytest.mark.parametrize(("shape", "n"), [((5,), 1000), ((3, 33), 70), ((2048,), 4097), ((1,), 5)])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import reference
+from . import _higher_derivatives, reference
 from ._kron_linear_bwd import fused_backward
 from ._kron_linear_fused import fused_chain
 from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
@@ -136,19 +136,13 @@ def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _second(ctx, ddx, ddfactors, ddbias):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, and those that follow, through the plain formula."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, so that only the formula lies between them and its results.
-        inputs = [(t if t.requires_grad else t.detach().requires_grad_()).view_as(t) for t in ctx.saved_tensors]
-        dy, x, *factors = inputs
+
+    def formula(dy, x, *factors):  # type: ignore[no-untyped-def]
         dx, dfactors, dbias = _bwd_plain(dy, x, factors, *ctx.needs)
-    pairs = [(a, grad) for a, grad in zip((dx, *dfactors, dbias), (ddx, *ddfactors, ddbias), strict=True)]
-    pairs = [(a, grad) for a, grad in pairs if grad is not None and a.requires_grad]
-    found: Any = [None] * len(inputs)
-    if pairs:
-        results, grads = zip(*pairs, strict=True)
-        found = torch.autograd.grad(results, inputs, grads, allow_unused=True, create_graph=create_graph)
-    return found[0], found[1], list(found[2:]), None, None, None
+        return dx, *dfactors, dbias
+
+    found = _higher_derivatives.through(formula, ctx.saved_tensors, (ddx, *ddfactors, ddbias))
+    return found[0], found[1], found[2:], None, None, None
 
 
 torch.library.register_autograd("cuops::kron_linear_fwd", _bwd_of_fwd, setup_context=_save_for_bwd, lib=library)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, errors, reference
+from . import _backend, _higher_derivatives, errors, reference
 from ._arguments import dtype_name
 from ._transforms import is_batched, is_transformed
 
@@ -183,22 +183,11 @@ def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, and those that follow, through its formula."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, so that only the formula lies between them and its results.
-        tensors = [
-            None if t is None else (t if t.requires_grad else t.detach().requires_grad_()).view_as(t)
-            for t in ctx.saved_tensors
-        ]
-        outputs = _bwd_plain(*tensors, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
-    inputs = [t for t in tensors if t is not None]
-    pairs = [(a, grad) for a, grad in zip(outputs, grads, strict=True) if grad is not None and a.requires_grad]
-    found: Any = [None] * len(inputs)
-    if pairs:
-        results, given = zip(*pairs, strict=True)
-        found = torch.autograd.grad(results, inputs, given, allow_unused=True, create_graph=create_graph)
-    following = iter(found)
-    return *[None if t is None else next(following) for t in tensors], None, None, None, None
+
+    def formula(dy, dh, h, weight):  # type: ignore[no-untyped-def]
+        return _bwd_plain(dy, dh, h, weight, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
+
+    return *_higher_derivatives.through(formula, ctx.saved_tensors, grads), None, None, None, None
 
 
 torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save_for_bwd, lib=library)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _backend, reference
+from . import _backend, _higher_derivatives, reference
 from ._noise import Draw
 
 library = torch.library.Library("cuops", "FRAGMENT")
@@ -138,20 +138,13 @@ def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _second(ctx, *grads):  # type: ignore[no-untyped-def]
-    """The gradient of the gradient, through its formula."""
+    """The gradient of the gradient, and those that follow, through its formula."""
     *given, state = ctx.saved_tensors
     if given[3] is not None:
         raise NotImplementedError("second derivatives of truncated samples are not there")
-    tensors = [None if t is None else t.detach().requires_grad_() for t in given]
     constants = ctx.seed, ctx.stream, ctx.num, ctx.start, ctx.dim, ctx.shared, ctx.antithetic
-    with torch.enable_grad():
-        outputs = _bwd_plain(*tensors, state, *constants)
-    inputs = [t for t in tensors if t is not None]
-    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
-    found: Any = iter([None] * len(inputs))
-    if pairs:
-        found = iter(torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
-    return *[None if t is None else next(found) for t in tensors], *[None] * 8
+    found = _higher_derivatives.through(lambda *tensors: _bwd_plain(*tensors, state, *constants), given, grads)
+    return *found, *[None] * 8
 
 
 torch.library.register_autograd("cuops::sample_normal_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
