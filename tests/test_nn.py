@@ -83,6 +83,13 @@ def test_bias_and_residual(device):
     close(flat.reshape(3, 8), y - 2)
 
 
+def test_an_empty_batch_of_several_dimensions(device):
+    module, x = cuops.nn.RMSNorm((2, 3), device=device), torch.empty(0, 2, 3, device=device)
+    program = torch.export.export(module, (x,)).module()
+    for call in (module, torch.compile(module, fullgraph=True, backend="aot_eager"), program):
+        assert call(x).shape == (0, 2, 3)
+
+
 def test_wrong_shapes_are_refused(device):
     x = make((3, 8), device=device)
     for module in (cuops.nn.RMSNorm(9, device=device), cuops.nn.RMSNorm(9, elementwise_affine=False)):

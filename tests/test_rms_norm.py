@@ -156,6 +156,22 @@ def test_empty_input_gives_empty_output(shape, device):
     assert cuops.rms_norm(x.cpu().numpy()).shape == shape
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 3), (4, 0, 3), (2, 0, 5, 3), (0, 0, 0)], ids=str)
+def test_empty_input_over_several_dimensions(shape, device):
+    x, weight = torch.empty(shape, device=device, requires_grad=True), torch.ones(shape[-2:], device=device)
+    for array, parameter in ((x, weight), (x.detach().cpu().numpy(), weight.cpu().numpy())):
+        y, h, rstd = cuops.rms_norm(array, parameter, parameter, residual=array, return_rstd=True)
+        assert y.shape == h.shape == shape
+        assert rstd.shape == shape[:-2]
+        assert cuops.rms_norm(array, normalized_shape=shape[-2:]).shape == shape
+    out = np.empty(shape, np.float32)
+    assert cuops.rms_norm_(out, normalized_shape=shape[-2:]) is out
+    assert cuops.rms_norm(out, weight.cpu().numpy(), out=out) is out
+    assert cuops.rms_norm_(x.detach(), weight).shape == shape
+    cuops.rms_norm(x, weight).sum().backward()
+    assert x.grad.shape == shape
+
+
 @gpu
 def test_more_than_two_to_the_31_elements():
     x = torch.empty(2**19 + 3, 4096, device="cuda", dtype=torch.float16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -211,7 +212,8 @@ def _may_be_written_early(out: Any, x: Any, *others: Any) -> bool:
 
 def _flat(a: Any, dims: int) -> Any:
     """The last `dims` dimensions of an array as one."""
-    return a if dims == 1 else a.reshape(*a.shape[: len(a.shape) - dims], -1)
+    leading = a.shape[: len(a.shape) - dims]
+    return a if dims == 1 else a.reshape(*leading, math.prod(a.shape[len(leading) :]))
 
 
 def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=None, with_rstd=False):  # type: ignore[no-untyped-def]
