@@ -67,6 +67,21 @@ def test_right_results_pass_the_check_and_a_wrong_row_does_not(kind, dtype):
     assert min(wrong.values()) > TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (1, 2), (5, 64)], ids=str)
+def test_a_gradient_is_judged_by_the_terms_that_cancel_in_it(shape, dtype):
+    case, functions = Case("rms_norm", "backward", shape, dtype), available("rms_norm", "cpu", ["torch.compile"])
+    for seed in range(10):
+        torch.manual_seed(seed)
+        arguments = operator.inputs(case, "cpu")
+        computed = operator.results(case, functions["cuops"], arguments)
+        assert operator.errors(case, computed, arguments)["dx"] < case.tolerance
+        x, weight, grad = (arguments[name].double() for name in ("x", "weight", "grad"))
+        terms = (grad * weight) * (x.square().mean(-1, keepdim=True) + operator.EPS).rsqrt()
+        computed["dx"] = computed["dx"].double() + terms * 4 * case.tolerance
+        assert operator.errors(case, computed, arguments)["dx"] > case.tolerance
+
+
 def test_a_wrong_implementation_is_not_timed():
     functions = {"cuops": lambda x, weight: x, "torch": available("rms_norm", "cpu")["torch"]}
     record = measure(Case("rms_norm", "forward", (4, 48), torch.float32), functions, CpuTimer(quick=True), "cpu")

@@ -55,11 +55,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def largest_error(computed: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest difference over the largest magnitude; infinity where one of them is not finite."""
+def largest_error(computed: torch.Tensor, exact: torch.Tensor, terms: float = 1e-300) -> float:
+    """The largest difference over the largest magnitude, or over that of `terms`; infinity where one is not finite."""
     if exact.numel() == 0:
         return 0.0
-    error = ((computed.double() - exact).abs().amax() / exact.abs().amax().clamp(min=1e-300)).item()
+    error = ((computed.double() - exact).abs().amax() / exact.abs().amax().clamp(min=terms)).item()
     return error if math.isfinite(error) else math.inf
 
 
