@@ -11,7 +11,9 @@ import cuops
 import pytest
 import torch
 from cuops import _bench
+from cuops._bench import rms_norm
 from cuops.cli import check, main, run, selftest
+from torch._dynamo.testing import CompileCounter
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--device", "cpu", "--without", "torch.compile"]
@@ -57,6 +59,18 @@ def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
     )
     assert main(["check", "rms_norm", *QUICK, "--", "4", "64"]) == 1
     assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_check_compiles_for_every_shape(monkeypatch):
+    counter = CompileCounter()
+    monkeypatch.setitem(
+        rms_norm.IMPLEMENTATIONS,
+        "torch.compile",
+        lambda: torch.compile(rms_norm._torch(), dynamic=False, backend=counter),
+    )
+    shapes = [f"2x{n}" for n in range(4, 14)]
+    assert main(["check", "rms_norm", "--device", "cpu", "--also", *shapes, "--", "2", "64"]) == 0
+    assert counter.frame_count == len(rms_norm.KINDS) * (len(shapes) + 1)
 
 
 def test_profile_writes_a_chrome_trace_and_prints_the_kernels(tmp_path, capsys):
