@@ -7,6 +7,7 @@ from pathlib import Path
 import cuops
 import numpy as np
 import pytest
+import torch
 from installation import Installation
 
 LIFE = """
@@ -48,14 +49,30 @@ def test_no_gpu_is_an_error(installation: Installation):
 
 
 def test_bad_arguments_are_refused_by_name():
-    for argument, call in [
-        ("shape", lambda: cuops.pinned_empty(-1)),
-        ("shape", lambda: cuops.pinned_empty((2, -3))),
-        ("shape", lambda: cuops.pinned_empty((2, 1.5))),
-        ("dtype", lambda: cuops.pinned_empty(2, object)),
+    for argument, error, call in [
+        ("shape", ValueError, lambda: cuops.pinned_empty(-1)),
+        ("shape", ValueError, lambda: cuops.pinned_empty((2, -3))),
+        ("shape", TypeError, lambda: cuops.pinned_empty((2, 1.5))),
+        ("shape", TypeError, lambda: cuops.pinned_empty(True)),
+        ("shape", TypeError, lambda: cuops.pinned_empty("ab")),
+        ("shape", ValueError, lambda: cuops.pinned_empty(1 << 62)),
+        ("shape", ValueError, lambda: cuops.pinned_empty((1 << 40, 1 << 40))),
+        ("shape", ValueError, lambda: cuops.pinned_empty((0, 1 << 70))),
+        ("shape", ValueError, lambda: cuops.pinned_empty([1] * 70)),
+        ("dtype", ValueError, lambda: cuops.pinned_empty(2, object)),
+        ("dtype", TypeError, lambda: cuops.pinned_empty(2, "float33")),
+        ("dtype", TypeError, lambda: cuops.pinned_empty(2, torch.quint8)),
     ]:
-        with pytest.raises(ValueError, match=f"^{argument}: expected "):
+        with pytest.raises(error, match=f"^{argument}: expected "):
             call()
+
+
+@pytest.mark.gpu
+def test_dtypes_may_be_those_of_pytorch():
+    for dtype in (torch.float64, torch.float16, torch.int32):
+        assert cuops.pinned_empty((2, 3), dtype).dtype == str(dtype).removeprefix("torch.")
+    pytest.importorskip("ml_dtypes")
+    assert cuops.pinned_empty((2, 3), torch.bfloat16).dtype == cuops.pinned_empty(2, "bfloat16").dtype == "bfloat16"
 
 
 @pytest.mark.gpu

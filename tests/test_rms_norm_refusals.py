@@ -66,7 +66,9 @@ def bad_calls(x, other):
         ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=torch.tensor(4))),
         ("normalized_shape", ValueError, lambda: cuops.rms_norm(x, normalized_shape=())),
         ("weight", ValueError, lambda: cuops.rms_norm(x, weight, normalized_shape=(2, 4))),
+        ("normalized_shape", TypeError, lambda: cuops.rms_norm(x, normalized_shape=np.array(4))),
         ("out_dtype", TypeError, lambda: cuops.rms_norm(x, out_dtype="int8")),
+        ("out_dtype", TypeError, lambda: cuops.rms_norm(x, out_dtype=[])),
         ("weight", ValueError, lambda: cuops.rms_norm_(x, other((3,)))),
         ("bias", ValueError, lambda: cuops.rms_norm_(x, weight, other((5,)))),
         ("eps", ValueError, lambda: cuops.rms_norm_(x, weight, eps=-1.0)),
@@ -96,6 +98,34 @@ def test_bad_arguments_are_refused_by_name(device):
         ],
         x,
     )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused_by_name(layout, device):
+    x, rows = make((2, 4), device=device), [torch.ones(2, 4, device=device), torch.ones(3, 4, device=device)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    for argument, call in [
+        ("x", lambda: cuops.rms_norm(nested)),
+        ("x", lambda: cuops.rms_norm_(nested)),
+        ("weight", lambda: cuops.rms_norm(x, nested)),
+        ("residual", lambda: cuops.rms_norm(x, residual=nested)),
+        ("mu", lambda: cuops.sample_normal(nested, 1.0, 3)),
+    ]:
+        with pytest.raises(TypeError, match=f"^{argument}: expected a dense tensor, got "):
+            call()
+
+
+def test_parameters_without_values_are_refused_by_name(device):
+    x, lazy = make((2, 4), device=device), torch.nn.UninitializedParameter(device=device)
+    for argument, call in [
+        ("x", lambda: cuops.rms_norm(lazy)),
+        ("weight", lambda: cuops.rms_norm(x, lazy)),
+        ("bias", lambda: cuops.rms_norm_(x, x[0].clone(), lazy)),
+        ("mu", lambda: cuops.sample_normal(lazy, 1.0, 3)),
+    ]:
+        with pytest.raises(ValueError, match=f"^{argument}: expected a tensor with values, got a UninitializedP"):
+            call()
 
 
 def test_numbers_may_be_numpy_s(device):

@@ -62,6 +62,13 @@ def test_dtype_has_any_spelling(device):
     mu = torch.zeros(3, device=device)
     draws = [cuops.sample_normal(mu, 1.0, 4, dtype=dtype, seed=1) for dtype in (torch.float64, np.float64, "float64")]
     assert all(x.dtype == torch.float64 and torch.equal(x, draws[0]) for x in draws)
+    mu, dtypes = mu.cpu().numpy(), (torch.float64, np.float64, np.dtype("float64"), "float64")
+    draws = [cuops.sample_normal(mu, 1.0, 4, dtype=dtype, seed=1) for dtype in dtypes]
+    assert all(x.dtype == np.float64 and np.array_equal(x, draws[0]) for x in draws)
+    pytest.importorskip("ml_dtypes")
+    x = cuops.sample_normal(mu, 1.0, 4, dtype=torch.bfloat16, seed=1)
+    assert x.dtype == "bfloat16"
+    assert np.allclose(x.astype(np.float64), draws[0], rtol=2**-7, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 import sys
@@ -28,7 +29,26 @@ def is_ndarray(value: Any) -> bool:
 
 def dtype_name(dtype: Any) -> str:
     """float32 for torch.float32, numpy.float32 and the like."""
-    return TORCH_DTYPES.get(dtype) or (dtype.__name__ if isinstance(dtype, type) else str(dtype))
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return TORCH_DTYPES.get(dtype) or str(dtype)
+    return dtype.__name__ if isinstance(dtype, type) else str(dtype)
+
+
+def numpy_dtype(name: str, dtype: Any) -> Any:
+    """What NumPy calls a dtype of any library."""
+    import numpy as np
+
+    if torch is not None and isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype_name(dtype) == "bfloat16":
+        try:
+            importlib.import_module("ml_dtypes")  # from which on NumPy knows the name
+        except ImportError as error:
+            raise TypeError(f"{name}: NumPy has bfloat16 from ml_dtypes: pip install ml_dtypes") from error
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected a dtype of NumPy, got {dtype!r}") from None
 
 
 def accumulator(dtype_name: str) -> str:
@@ -39,8 +59,11 @@ def accumulator(dtype_name: str) -> str:
 def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
     """`value` is an array that kernels take, of the kind and on the device of `like`."""
     if is_tensor(value):
-        if value.layout is not torch.strided:
-            raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
+        if value.layout is not torch.strided or value.is_nested:
+            got = "a nested one" if value.is_nested else f"layout {value.layout}"
+            raise TypeError(f"{name}: expected a dense tensor, got {got}")
+        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            raise ValueError(f"{name}: expected a tensor with values, got a {type(value).__qualname__}")
     elif is_ndarray(value):
         ma = sys.modules.get("numpy.ma")
         if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
@@ -102,7 +125,8 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """An integer, or those of a sequence."""
-    given = tuple(value) if isinstance(value, Iterable) and not is_tensor(value) else (value,)
+    many = isinstance(value, Iterable) and not is_tensor(value) and getattr(value, "ndim", 1) > 0
+    given = tuple(value) if many else (value,)
     if not all(isinstance(size, (int, numbers.Integral)) and not isinstance(size, bool) for size in given):
         raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
     return given

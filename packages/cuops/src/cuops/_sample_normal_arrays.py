@@ -17,6 +17,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
     """`sample_normal` of NumPy arrays, on the GPU where there is one."""
     import numpy as np
 
+    dtype = _arguments.numpy_dtype("dtype", dtype)
     mu, sigma = (np.broadcast_to(given[name], shape) for name in ("mu", "sigma"))
     low, high = (None if given[name] is None else np.broadcast_to(given[name], shape) for name in ("low", "high"))
     if not (sigma >= 0).all():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from . import _backend, _driver, errors
+from . import _arguments, _backend, _driver, errors
 
 
 def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
@@ -19,28 +18,30 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
 
     Args:
         shape: an int or a sequence of ints, each at least 0.
-        dtype: any NumPy dtype but objects; float64 by default.
+        dtype: any NumPy dtype but objects, or PyTorch's name for one; float64 by default.
 
     Raises:
-        ValueError: shape has a negative size, or dtype is of objects.
+        TypeError: shape is no integers, or dtype is none that NumPy has.
+        ValueError: shape has a size that NumPy's arrays cannot have, or dtype is of objects.
         cuops.errors.DriverNotFoundError: there is no GPU, and so nothing that could lock memory for one.
         cuops.errors.CuopsError: the installation or the driver fails; the message has the command that mends it.
     """
     import numpy as np
 
-    dtype = np.dtype(dtype)
+    dtype = _arguments.numpy_dtype("dtype", dtype)
     if dtype.hasobject:
         raise ValueError(f"dtype: expected numbers, got {dtype}")
-    sizes: tuple[Any, ...] = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
-        raise ValueError(f"shape: expected integers of at least 0, got {shape}")
-    size = math.prod(sizes) * dtype.itemsize
+    sizes = _arguments.sizes("shape", shape)
+    try:
+        size = np.broadcast_to(np.empty((), f"V{dtype.itemsize}"), sizes).nbytes
+    except ValueError as error:  # a negative size, or one beyond NumPy's
+        raise ValueError(f"shape: expected sizes of an array, got {shape}: {error}") from None
     if not _driver.gpus():
         raise errors.DriverNotFoundError("page-locked memory needs a GPU, and the driver shows none")
     library = _backend.library()
     if size == 0:
         return np.empty(sizes, dtype)
     memory = library.pinned_empty(size)
-    buffer = (ctypes.c_char * size).from_address(memory.data_ptr())
+    buffer: Any = (ctypes.c_char * size).from_address(memory.data_ptr())
     buffer.memory = memory  # the array keeps the buffer, and so the memory, alive
     return np.ndarray(sizes, dtype, buffer)

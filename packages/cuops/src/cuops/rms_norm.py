@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -91,7 +90,7 @@ def rms_norm(
     in_place = out is not None and _may_be_written_early(out, x, residual, weight, bias)
     forward: Any = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd)
     if _arguments.is_ndarray(x):
-        out_dtype = None if out_dtype is None else _numpy_dtype(out_dtype)
+        out_dtype = None if out_dtype is None else _arguments.numpy_dtype("out_dtype", out_dtype)
     else:
         forward = forward_torch if _arguments.is_tensor(x) else _fwd_dlpack
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
@@ -174,19 +173,6 @@ def _check(
             raise ValueError(f"{name}: expected the normalized shape {shape}, got {tuple(parameter.shape)}")
         _arguments.trailing_shape(name, shape, x)
     return len(shape) if shape else 1
-
-
-def _numpy_dtype(dtype: Any) -> Any:
-    """What NumPy calls a dtype of any library."""
-    import numpy as np
-
-    name = _arguments.dtype_name(dtype)
-    if name == "bfloat16":
-        try:
-            importlib.import_module("ml_dtypes")  # from which on NumPy knows the name
-        except ImportError as error:
-            raise TypeError("out_dtype: NumPy has bfloat16 from ml_dtypes: pip install ml_dtypes") from error
-    return np.dtype(name)
 
 
 def _check_out(out: Any, x: Any, out_dtype: Any) -> None:
