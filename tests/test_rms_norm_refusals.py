@@ -18,6 +18,8 @@ def test_bad_out_is_refused_by_name(device):
         [
             ("out", TypeError, lambda: cuops.rms_norm(x, out=[[0.0] * 4] * 2)),
             ("out", TypeError, lambda: cuops.rms_norm(x, out=torch.ones(2, 4))),
+            ("out", TypeError, lambda: cuops.rms_norm(x, out=np.ma.ones((2, 4), np.float32))),
+            ("out", TypeError, lambda: cuops.rms_norm(x, out=np.ones((2, 4), np.float32).view(np.matrix))),
             ("out", ValueError, lambda: cuops.rms_norm(x, out=np.ones((4, 2), np.float32))),
             ("out", ValueError, lambda: cuops.rms_norm(x, out=np.ones((2, 4)))),
             ("out", ValueError, lambda: cuops.rms_norm(x, out=x, out_dtype=np.float16)),

@@ -180,6 +180,7 @@ def _check_out(out: Any, x: Any, out_dtype: Any) -> None:
     if not _arguments.is_ndarray(out) or not _arguments.is_ndarray(x):
         got = f"{type(out).__qualname__} with a {type(x).__qualname__}"
         raise TypeError(f"out: expected a numpy.ndarray, with x a numpy.ndarray, got a {got}")
+    _arguments.array("out", out)
     dtype = _arguments.dtype_name(out_dtype or x.dtype)
     if out.shape != x.shape or _arguments.dtype_name(out.dtype) != dtype:
         raise ValueError(f"out: expected shape {x.shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
