@@ -42,6 +42,25 @@ def test_in_place_needs_a_writable_matrix(device):
         cuops.rms_norm_(fixed)
 
 
+def test_elements_that_share_memory_are_refused_and_not_written(device):
+    memory, array = torch.full((40,), 7.0, device=device), np.full(40, 7, np.float32)
+    overlapping = memory[:8].expand(4, 8), memory.as_strided((4, 8), (2, 1)), memory.as_strided((2, 4, 4), (4, 4, 1))
+    for x in overlapping:
+        with pytest.raises(ValueError, match="^x: expected elements with memory of their own, got strides"):
+            cuops.rms_norm_(x)
+    x = np.ones((4, 8), np.float32)
+    for strides in ((0, 4), (8, 4), (-8, 4), (32, 0)):
+        shared = np.lib.stride_tricks.as_strided(array[8:], x.shape, strides)
+        with pytest.raises(ValueError, match="^x: expected elements with memory of their own, got strides"):
+            cuops.rms_norm_(shared)
+        with pytest.raises(ValueError, match="^out: expected elements with memory of their own, got strides"):
+            cuops.rms_norm(x, out=shared)
+    assert (memory == 7).all()
+    assert (array == 7).all()
+    assert cuops.rms_norm_(memory.as_strided((4, 1), (0, 1))[:1]).shape == (1, 1)
+    assert cuops.rms_norm_(memory[:0].expand(3, 0)).shape == (3, 0)
+
+
 def bad_calls(x, other):
     """Calls that must be refused, by the argument that the error must name. `other` makes an array of x's kind."""
     weight = other((4,))

@@ -83,6 +83,16 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         raise ValueError(f"{name}: expected a tensor on {like_name}'s device, {like.device}, got one on {value.device}")
 
 
+def apart(name: str, value: Any) -> None:
+    """No two elements of what is written into share memory: each dimension steps over all that those within it span."""
+    strides, span = (value.stride(), 1) if is_tensor(value) else (value.strides, value.itemsize)
+    steps = sorted((abs(stride), size) for stride, size in zip(strides, value.shape, strict=True) if size > 1)
+    for stride, size in steps if 0 not in value.shape else []:
+        if stride < span:
+            raise ValueError(f"{name}: expected elements with memory of their own, got strides {tuple(strides)}")
+        span += stride * (size - 1)
+
+
 def computable(name: str, value: Any) -> None:
     """`value` is an array that kernels take, and on a device that has them: torch's meta device has not."""
     array(name, value)

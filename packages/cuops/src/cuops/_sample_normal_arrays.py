@@ -31,7 +31,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
         out = np.empty(sizes, dtype)
     else:
         _checks.out(out, sizes, dtype, mu)
-        _checks.apart(out)
+        _arguments.apart("out", out)
     if 0 in sizes:
         return out
     device = _backend.gpu_for_host_arrays()

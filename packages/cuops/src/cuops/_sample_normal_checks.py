@@ -47,16 +47,6 @@ def out(given: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:
         raise ValueError("out: expected a writable array, got a read-only one")
 
 
-def apart(out: Any) -> None:
-    """No two elements of what is written into share memory: each dimension steps over all that those within it span."""
-    strides, span = (out.stride(), 1) if _arguments.is_tensor(out) else (out.strides, out.itemsize)
-    steps = sorted((abs(stride), size) for stride, size in zip(strides, out.shape, strict=True) if size > 1)
-    for stride, size in steps if 0 not in out.shape else []:
-        if stride < span:
-            raise ValueError(f"out: expected elements with memory of their own, got strides {tuple(strides)}")
-        span += stride * (size - 1)
-
-
 def seed(given: Any) -> int:
     """The seed's 64 bits as a signed number, which is what operators take."""
     _arguments.integer("seed", given, -(1 << 63), (1 << 64) - 1)

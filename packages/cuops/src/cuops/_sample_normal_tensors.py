@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _backend, reference
+from . import _arguments, _backend, reference
 from . import _sample_normal_checks as _checks
 from ._random_state import advancing, host_seed, is_capturing, is_for, random_state
 from ._sample_normal_torch import draw_into, draw_of, sizes_of
@@ -31,7 +31,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     if out is not None:
         _checks.out(out, sizes, dtype, mu)
         if not torch.compiler.is_compiling():
-            _checks.apart(out)
+            _arguments.apart("out", out)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
             raise ValueError("out: expected no argument that requires a gradient")
     if 0 in sizes:

@@ -55,7 +55,8 @@ def rms_norm(
         out_dtype: y's dtype; x's by default.
         return_rstd: whether to return 1 / sqrt(mean(h^2) + eps) too.
         out: for NumPy, an array of x's shape and y's dtype that y is written into, and that is returned as y. It may
-            have any strides and overlap the inputs. `cuops.pinned_empty` makes one that the GPU writes at full speed.
+            have any strides and overlap the inputs, but no two of its elements may share memory. `cuops.pinned_empty`
+            makes one that the GPU writes at full speed.
 
     Returns:
         y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in x's dtype. With return_rstd,
@@ -113,8 +114,8 @@ def rms_norm_(
 ) -> Any:
     """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
 
-    Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so are one of fewer dimensions
-    and an inference tensor outside of inference mode.
+    Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so are one of fewer dimensions,
+    one whose elements share memory, and an inference tensor outside of inference mode.
     Where gradients are wanted, they go through copies.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
@@ -129,12 +130,15 @@ def rms_norm_(
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
         if plain and are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):
             return x
+        if not torch.compiler.is_compiling():
+            _arguments.apart("x", x)
         before = x
         if records:  # what the gradients need is not to be what is written
             before, weight, bias = (None if t is None else t.clone() for t in (x, weight, bias))
         y = rms_norm(before, weight, bias, eps, weight_offset=weight_offset, normalized_shape=normalized_shape)
         return x.copy_(y)
     if _arguments.is_ndarray(x):
+        _arguments.apart("x", x)
         in_place = x.flags.c_contiguous
         flat, weight, bias = (None if a is None else _flat(a, dims) for a in (x, weight, bias))
         out = flat if in_place else None
@@ -186,6 +190,7 @@ def _check_out(out: Any, x: Any, out_dtype: Any) -> None:
         raise ValueError(f"out: expected shape {x.shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out: expected a writable array, got a read-only one")
+    _arguments.apart("out", out)
 
 
 def _may_be_written_early(out: Any, x: Any, *others: Any) -> bool:
