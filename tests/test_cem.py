@@ -291,6 +291,13 @@ def test_numpy_and_torch_draw_the_same():
     assert np.allclose(drawn, x, rtol=1e-12)  # where there is a GPU, it draws for NumPy
 
 
+def test_numpy_is_silent_where_it_is_told_to_raise():
+    method = CrossEntropyMethod(np.zeros(3), 1e-170, 20, seed=1)
+    with np.errstate(all="raise"):
+        method.ask()
+        method.tell(np.linspace(1e308, 1.7e308, 20))
+
+
 def test_samples_of_16_bits_have_a_state_of_32():
     method = CrossEntropyMethod(torch.zeros(4), 1.0, 200, dtype=torch.bfloat16, seed=1)
     told(method, lambda x: (x.float() - 1).square().sum(-1), 30)

@@ -189,6 +189,9 @@ def test_numpy_does_not_warn_of_infinities_and_overflow():
     y = reference.kron_linear_numpy(x, [ones, 1e10 * eye], np.array([0.0, -np.inf]))
     np.testing.assert_array_equal(y, [[np.nan, np.nan], [np.inf, np.nan]])
     assert np.isinf(reference.kron_linear_numpy(np.full((1, 4), 6e4, np.float16), [ones.astype(np.float16)] * 2, None))
+    with np.errstate(all="raise"):
+        tiny = np.full((1, 2), 1e-4, np.float16)
+        assert reference.kron_linear_numpy(tiny, [tiny], None) == 0
 
 
 @gpu

@@ -37,6 +37,17 @@ def test_any_finite_row_is_right(case, n, kind, device):
         assert_close(torch.from_numpy(cuops.rms_norm(x.cpu().numpy(), eps=0.0)), want, n)
 
 
+def test_numpy_is_silent_where_it_is_told_to_raise(device):
+    x, parameter = np.array([[1e-7, 1, 2]], np.float16), np.array([1e-300, 1e300, 2])
+    wide = parameter[None]
+    with np.errstate(all="raise"):
+        assert cuops.rms_norm(x)[0, 0] > 0
+        assert cuops.rms_norm(x, parameter, parameter).shape == x.shape
+        assert np.isfinite(cuops.rms_norm(wide, out_dtype=np.float16)).all()
+        assert np.isfinite(cuops.rms_norm(wide, residual=wide)[0]).all()
+        assert cuops.rms_norm_(np.array([[np.nan, np.inf, 2.0]])).shape == (1, 3)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [5, 64, 5000])
 def test_zeros_give_zeros(n, dtype, device):

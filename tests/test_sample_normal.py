@@ -198,6 +198,13 @@ def test_empty_draws(shape, num_samples, device):
     assert cuops.sample_normal(mu.cpu().numpy(), sigma.cpu().numpy(), num_samples).shape[-2] == num_samples
 
 
+def test_numpy_is_silent_where_it_is_told_to_raise(device):
+    tiny, large = np.array([1e-7, 1e4], np.float16), np.array([1e-300, 1e300])
+    with np.errstate(all="raise"):
+        assert np.isfinite(cuops.sample_normal(tiny, 1.0, 9, seed=1, low=-1e300, high=1e-9)).all()
+        assert cuops.sample_normal(large, large, 9, seed=1, low=-1e-300, dtype=np.float32).shape == (9, 2)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtype_is_that_of_the_result(dtype, device):
     mu, sigma = parameters(dtype=torch.float32, device=device)

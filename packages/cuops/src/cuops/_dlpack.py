@@ -16,7 +16,8 @@ def host_view(a: Any, dtype: Any = None) -> Any:
     """A NumPy array, contiguous and of `dtype`; of a read-only one a writable view, as tvm_ffi refuses the array."""
     import numpy as np
 
-    whole = np.ascontiguousarray(a, dtype)
+    with np.errstate(all="ignore"):
+        whole = np.ascontiguousarray(a, dtype)
     if whole.flags.writeable:
         return whole
     memory: Any = (ctypes.c_char * whole.nbytes).from_address(whole.ctypes.data)

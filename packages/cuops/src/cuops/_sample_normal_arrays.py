@@ -50,9 +50,10 @@ def _inwards(bound: Any, dtype: Any, towards: float) -> Any:
     """A bound in the result's dtype, rounded to where it still holds."""
     import numpy as np
 
-    rounded = bound.astype(dtype)
-    outside = rounded < bound if towards > 0 else rounded > bound
-    return np.where(outside, np.nextafter(rounded, np.asarray(towards, dtype)), rounded)
+    with np.errstate(all="ignore"):
+        rounded = bound.astype(dtype)
+        outside = rounded < bound if towards > 0 else rounded > bound
+        return np.where(outside, np.nextafter(rounded, np.asarray(towards, dtype)), rounded)
 
 
 def sample_dlpack(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]

@@ -47,7 +47,7 @@ def rms_norm_numpy(
     rstd = np.empty((rows, 1), np.float64 if x.dtype == np.float64 else np.float32)
     factor = None if weight is None else weight.astype(np.float64) + weight_offset
     term = 0.0 if bias is None else bias.astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(all="ignore"):  # a GPU warns of nothing
         for part in some_rows(rows, n, CHUNK):
             if added is not None:
                 h[part] = flat[part].astype(np.float64) + added[part]
@@ -152,7 +152,7 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     (n, *_, out), rows, from_last = between, math.prod(x.shape[:-1]), max(backwards) < max(between)
     flat, y, term = x.reshape(rows, n), np.empty((rows, out), x.dtype), 0.0 if bias is None else bias.astype(np.float64)
     wide = [w.astype(np.float64) for w in (factors[::-1] if from_last else factors)]
-    with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
+    with np.errstate(all="ignore"):
         for part in some_rows(rows, min(max(between), max(backwards)), KRON_CHUNK):
             state = flat[part].astype(np.float64)
             for w, rest in zip(wide, _rests(wide), strict=True):
@@ -358,33 +358,34 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
     costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
     elites, kept = state.indices.shape[1], state.kept.shape[1]
     noise = max(refit.noise - refit.noise_decrease * int(state.clock[0]), 0.0)
-    for problem, order in enumerate(np.argsort(costs, -1, kind="stable")):
-        count = min(int(finite[problem].sum()), elites)
-        state.indices[problem], state.kept_indices[problem] = -1, -1
-        state.counts[problem] = count, -1, -1
-        state.summary[problem, :3] = np.nan
-        if count > 0:
-            best = order[0]
-            elite = wide[problem, order[:count]]
-            state.indices[problem, :count] = np.sort(order[:count])
-            state.counts[problem, 1] = best
-            state.summary[problem, :3] = elite[0], elite.mean(), elite[-1]
-            if costs[problem, best] < (-1 if refit.maximize else 1) * state.best_score[problem]:
-                state.best_score[problem] = elite[0]
-                state.best_x[problem] = population[problem, best]
-                state.counts[problem, 2] = best
-            held = min(count, kept)
-            state.kept_indices[problem, :held] = np.sort(order[:held])
-            state.kept[problem, :held] = population[problem, state.kept_indices[problem, :held]]
-            state.kept_count[problem] = max(state.kept_count[problem], held)
-            rows = population[problem, state.indices[problem, :count]].astype(np.float64)
-            mean = rows.mean(0)
-            deviation = np.sqrt(np.square(rows - mean).mean(0) + noise)
-            mu, sigma = state.mu[problem], state.sigma[problem]
-            mu[...] = refit.smoothing_mu * mean + (1 - refit.smoothing_mu) * mu
-            sigma[...] = refit.smoothing_sigma * deviation + (1 - refit.smoothing_sigma) * sigma
-            sigma[...] = np.clip(sigma * refit.sigma_decay, refit.sigma_floor, refit.sigma_ceiling)
-        state.summary[problem, 3] = state.best_score[problem]
+    with np.errstate(all="ignore"):
+        for problem, order in enumerate(np.argsort(costs, -1, kind="stable")):
+            count = min(int(finite[problem].sum()), elites)
+            state.indices[problem], state.kept_indices[problem] = -1, -1
+            state.counts[problem] = count, -1, -1
+            state.summary[problem, :3] = np.nan
+            if count > 0:
+                best = order[0]
+                elite = wide[problem, order[:count]]
+                state.indices[problem, :count] = np.sort(order[:count])
+                state.counts[problem, 1] = best
+                state.summary[problem, :3] = elite[0], elite.mean(), elite[-1]
+                if costs[problem, best] < (-1 if refit.maximize else 1) * state.best_score[problem]:
+                    state.best_score[problem] = elite[0]
+                    state.best_x[problem] = population[problem, best]
+                    state.counts[problem, 2] = best
+                held = min(count, kept)
+                state.kept_indices[problem, :held] = np.sort(order[:held])
+                state.kept[problem, :held] = population[problem, state.kept_indices[problem, :held]]
+                state.kept_count[problem] = max(state.kept_count[problem], held)
+                rows = population[problem, state.indices[problem, :count]].astype(np.float64)
+                mean = rows.mean(0)
+                deviation = np.sqrt(np.square(rows - mean).mean(0) + noise)
+                mu, sigma = state.mu[problem], state.sigma[problem]
+                mu[...] = refit.smoothing_mu * mean + (1 - refit.smoothing_mu) * mu
+                sigma[...] = refit.smoothing_sigma * deviation + (1 - refit.smoothing_sigma) * sigma
+                sigma[...] = np.clip(sigma * refit.sigma_decay, refit.sigma_floor, refit.sigma_ceiling)
+            state.summary[problem, 3] = state.best_score[problem]
     state.clock[0] += 1
     state.clock[3] += 1
     state.clock[1] = sample_seed(int(state.clock[2]), int(state.clock[3]))
