@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import textwrap
 from pathlib import Path
@@ -197,6 +198,22 @@ def test_unknown_modules_are_left_alone():
     assert "1 modules of Sequential replaced by cuops.nn.RMSNorm, 4 left alone" in shown
     assert "torch.nn.modules.normalization.RMSNorm\n    6" in shown
     assert "left: 4, torch.nn.modules.normalization.RMSNorm: its forward was patched" in shown
+
+
+def test_modules_of_a_class_that_was_patched_are_left_alone(monkeypatch):
+    original = torch.nn.RMSNorm.forward
+
+    @functools.wraps(original)
+    def doubled(self, x):
+        return 2 * original(self, x)
+
+    for patch in (doubled, lambda self, x: 2 * original(self, x), functools.partialmethod(doubled)):
+        monkeypatch.setattr(torch.nn.RMSNorm, "forward", patch)
+        model, x = torch.nn.Sequential(torch.nn.RMSNorm(8)), make((3, 8))
+        want = model(x)
+        replacement = cuops.nn.replace_rms_norm(model)
+        assert [reason for *_, reason in replacement.left] == ["its forward was patched"]
+        assert torch.equal(model(x), want)
 
 
 class OtherNorm(torch.nn.Module):

@@ -134,7 +134,9 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     formula = _known_formula(cls, also)
     if formula is None:
         return "its class is not known"
-    if "forward" in vars(module) or (cls not in also and getattr(cls.forward, "__module__", None) != cls.__module__):
+    # By its globals, which functools.wraps does not copy.
+    source = getattr(cls.forward, "__globals__", {}).get("__name__")
+    if "forward" in vars(module) or (cls not in also and source != cls.__module__):
         return "its forward was patched"
     if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= {"weight", "bias"}:
         return "it has other parameters than weight and bias, or no weight at all"
