@@ -55,9 +55,9 @@ class Replacement:
         self._places = []
 
     def __repr__(self) -> str:
-        lines = [
-            f"{len(self.replaced)} modules of {self._model} replaced by cuops.nn.RMSNorm, {len(self.left)} left alone"
-        ]
+        undone = " and put back" if self.replaced and not self._places else ""
+        done = f"{len(self.replaced)} modules of {self._model} replaced by cuops.nn.RMSNorm{undone}"
+        lines = [f"{done}, {len(self.left)} left alone"]
         for cls in dict.fromkeys(cls for _, cls in self.replaced):
             lines += [
                 f"  {cls.__module__}.{cls.__qualname__}",
