@@ -203,37 +203,52 @@ def test_exported_programs_load_after_import_of_cuops(device, tmp_path, run_pyth
     """)
 
 
-@pytest.fixture
-def process_group(device, tmp_path):
-    torch.distributed.init_process_group(
-        "gloo" if device.type == "cpu" else "nccl", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
-    )
-    yield torch.distributed.init_device_mesh(device.type, (1,))
-    torch.distributed.destroy_process_group()
+def losses(model, x, total=lambda loss: loss):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(3):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(total(loss.detach()).item())
+    return found
 
 
-@pytest.mark.filterwarnings("ignore:.*barrier.*:UserWarning")
-def test_fully_sharded(process_group, device):
+def train_sharded(rank, world, folder):
+    """One of the processes that share a model: its rows of the batch, its part of each parameter."""
+    from torch import distributed
     from torch.distributed.fsdp import fully_shard
 
-    def losses(model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        found = []
-        for _ in range(3):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found.append(loss.item())
-        return found
+    model, x = torch.load(folder / "model.pt", weights_only=False)
+    device = x.device.type
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        model, x = model.to(f"cuda:{rank}"), x.to(f"cuda:{rank}")
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+    distributed.init_process_group(backend, init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    mesh = distributed.init_device_mesh(device, (world,))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    assert model[1].weight.to_local().numel() == 8 // world
 
+    def mean_over_all(loss):
+        distributed.all_reduce(loss)
+        return loss / world
+
+    torch.save(losses(model, x.chunk(world)[rank], mean_over_all), folder / f"losses{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_fully_sharded(device, tmp_path):
+    world = min(2, torch.cuda.device_count()) if device.type == "cuda" else 2
     x = make((4, 8), device=device)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), cuops.nn.RMSNorm(8), torch.nn.Linear(8, 8)).to(device)
-    want = losses(copy.deepcopy(model))
-    for layer in model:
-        fully_shard(layer, mesh=process_group)
-    fully_shard(model, mesh=process_group)
-    assert losses(model) == pytest.approx(want)
+    torch.save((model, x), tmp_path / "model.pt")
+    torch.multiprocessing.spawn(train_sharded, (world, tmp_path), nprocs=world)
+    want = losses(model, x)
+    for rank in range(world):
+        assert torch.load(tmp_path / f"losses{rank}.pt") == pytest.approx(want)
     assert want[2] < want[0]
 
 
