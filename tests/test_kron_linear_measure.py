@@ -183,7 +183,7 @@ def test_the_grid_ends_with_the_geometric_mean_and_the_worst_ratios(tmp_path, ca
         assert mean == pytest.approx(math.prod(ratios) ** (-1 / len(ratios)), abs=0.01)
 
 
-def test_run_multiplies_a_file_by_the_product_of_files(tmp_path, capsys):
+def test_run_multiplies_a_file_by_the_product_of_files(tmp_path, device, capsys):
     x, factors, bias = arguments(((5, 7), [(3, 4), (5, 2)]))
     for name, array in {"x": x, "w1": factors[0], "w2": factors[1], "b": bias}.items():
         np.save(tmp_path / f"{name}.npy", array.numpy())

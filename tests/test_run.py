@@ -27,7 +27,7 @@ def x(tmp_path):
     return x
 
 
-def test_an_array_with_a_weight(tmp_path, x, capsys):
+def test_an_array_with_a_weight(tmp_path, x, device, capsys):
     weight = np.random.default_rng().standard_normal(33).astype(np.float32)
     np.save(tmp_path / "w.npy", weight)
     files = [str(tmp_path / name) for name in ("x.npy", "y.npy", "w.npy")]
