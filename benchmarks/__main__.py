@@ -13,6 +13,7 @@ from cuops._bench import OPERATORS, report
 from cuops._bench.case import DTYPES, available
 from cuops._bench.timing import timer
 
+ON_REQUEST = ("grid", "plan")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
 
 
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     made.add_argument("operator", choices=OPERATORS)
-    made.add_argument("sections", nargs="*", help="what to run; by default all but the grid")
+    made.add_argument("sections", nargs="*", help="what to run; by default all but the grid and the plan")
     made.add_argument("--shapes", nargs="+", type=_shape, metavar="32768x4096", help="instead of the standard ones")
     made.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), help="f d h b: float32, float64, float16, bfloat16")
     made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the sections one by one; what is measured by then is on the disk when a later one fails."""
     options = parser().parse_args(arguments)
     benchmark = importlib.import_module(f"benchmarks.{options.operator}")
-    names = options.sections or [name for name in benchmark.SECTIONS if name != "grid"]
+    names = options.sections or [name for name in benchmark.SECTIONS if name not in ON_REQUEST]
     unknown = set(names) - benchmark.SECTIONS.keys()
     if unknown:
         parser().error(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
@@ -59,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     facts = report.provenance(options.device) | {"quick": options.quick}
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     print(f"{facts['device']}, {versions}, commit {facts['commit']}")
-    stem = options.output / (f"{options.operator}_grid" if names == ["grid"] else options.operator)
+    alone = len(names) == 1 and names[0] in ON_REQUEST
+    stem = options.output / (f"{options.operator}_{names[0]}" if alone else options.operator)
     if options.part and names == ["grid"]:
         stem = stem.with_name("{}_{}of{}".format(stem.name, *options.part))
     options.earlier = report.earlier_sections(stem.with_suffix(".json"), facts)

@@ -7,7 +7,9 @@ import math
 from typing import Any
 
 import torch
-from cuops._bench.case import DTYPES, Case
+from cuops import kron_plan
+from cuops._bench import report
+from cuops._bench.case import DTYPES, Case, measure_all
 
 from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
 
@@ -107,5 +109,28 @@ def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     return records
 
 
-SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid)}
+def plan(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """what plans predict for all sizes beside kernel time, L2 emptied before each call: the farthest apart last"""
+    records: Records = []
+    for letter in options.dtypes or DTYPES:
+        cases = [Case("kron_linear", "forward", s, DTYPES[letter]) for s in options.shapes or _grid_shapes(options)]
+        for case, measured in zip(
+            cases, measure_all(cases, {"cuops": functions["cuops"]}, timer, options.device), strict=True
+        ):
+            rows, *sizes = case.shape
+            predicted = kron_plan(rows, [(size, size) for size in sizes], case.dtype).microseconds
+            records.append(measured | {"predicted_us": predicted})
+    timed = [r for r in records if "us" in r["results"]["cuops"]]
+    apart = sorted(timed, key=lambda r: abs(math.log(r["predicted_us"] / r["results"]["cuops"]["us"])))
+    rows_of_table = [
+        [r["dtype"], "x".join(map(str, r["shape"])), f"{r['predicted_us']:.1f}", f"{r['results']['cuops']['us']:.1f}"]
+        for r in apart[-20:]
+    ]
+    print(report.table(["dtype", "batch x factors", "predicted µs", "µs"], rows_of_table))
+    near = sum(2 / 3 < r["predicted_us"] / r["results"]["cuops"]["us"] < 3 / 2 for r in timed)
+    print(f"\n{near} of {len(timed)} predictions are within 1.5 times the time")
+    return records
+
+
+SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid, plan)}
 PLOTTED = ("forward", "tf32", "backward")

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_a_benchmark_leaves_a_table_json_and_a_plot(tmp_path, capsys):
     shapes = ["--shapes", "5x6x6", "3x33", "--without", "torch.compile"]
     assert benchmarks.main(["kron_linear", "--device", "cpu", "--quick", *shapes, "--output", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "kron_linear.json").read_text())
-    assert list(written["sections"]) == [name for name in kron_linear_benchmark.SECTIONS if name != "grid"]
+    assert list(written["sections"]) == ["forward", "tf32", "backward", "host"]
     for record in written["sections"]["backward"]:
         assert all(result["us"] > 0 for result in record["results"].values())
     assert (tmp_path / "kron_linear.png").read_bytes().startswith(b"\x89PNG")
@@ -181,6 +182,19 @@ def test_the_grid_ends_with_the_geometric_mean_and_the_worst_ratios(tmp_path, ca
     for kind, mean in means.items():
         ratios = [float(ratio) for ratio, of in worst if of == kind]
         assert mean == pytest.approx(math.prod(ratios) ** (-1 / len(ratios)), abs=0.01)
+
+
+def test_the_plans_section_ends_with_the_predictions_that_are_farthest_off(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(kron_linear_benchmark, "kron_plan", lambda rows, *_: SimpleNamespace(microseconds=1e9 / rows))
+    shapes = ["--shapes", "5x6x6", "3x33", "--dtypes", "f", "d", "--output", str(tmp_path)]
+    assert benchmarks.main(["kron_linear", "plan", "--device", "cpu", "--quick", *shapes]) == 0
+    printed = capsys.readouterr().out
+    found = [(float(a), float(b)) for a, b in re.findall(r"float(?:32|64) +[\dx]+ +([\d.]+) +([\d.]+)\n", printed)]
+    assert {predicted for predicted, _ in found} == {2e8, round(1e9 / 3, 1)}
+    assert [a / b for a, b in found] == sorted(a / b for a, b in found)
+    assert "0 of 4 predictions are within 1.5 times the time" in printed
+    records = json.loads((tmp_path / "kron_linear_plan.json").read_text())["sections"]["plan"]
+    assert [record["predicted_us"] for record in records] == [2e8, 1e9 / 3] * 2
 
 
 def test_run_multiplies_a_file_by_the_product_of_files(tmp_path, device, capsys):
