@@ -1,19 +1,14 @@
-"""RMSNorm in PyTorch: the operators cuops::rms_norm_fwd and rms_norm_bwd, and the short way around the dispatcher."""
+"""RMSNorm in PyTorch: the operators cuops::rms_norm_fwd and rms_norm_bwd."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import _backend, _higher_derivatives, errors, reference
+from . import _backend, _higher_derivatives, reference
 from ._arguments import dtype_name
-from ._transforms import is_batched, is_transformed
+from ._transforms import is_transformed
 
-PLAIN = (Tensor, torch.nn.Parameter)
 CHUNK = 1 << 16  # elements that the CPU works on at a time
 
 library = torch.library.Library("cuops", "FRAGMENT")
@@ -194,116 +189,9 @@ torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save
 torch.library.register_autograd("cuops::rms_norm_bwd", _second, setup_context=_save_for_second, lib=library)
 
 
-_is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
-_is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
-_empty_like, _tracing_state = torch.empty_like, torch._C._get_tracing_state
-
-
-@functools.cache
-def _library_fwd() -> Any:
-    return _backend.library().rms_norm_fwd
-
-
-# Written for speed: this much of a call is cuops' own.
-def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
-    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, nothing watches the call."""
-    return (
-        type(x) in PLAIN
-        and not _is_compiling()
-        and x.is_cuda
-        and (weight is None or type(weight) in PLAIN)
-        and (residual is None or type(residual) in PLAIN)
-        and (bias is None or type(bias) in PLAIN)
-        and _modes() == 0
-        and _peek() is None
-        and forward_ad._current_level < 0
-        and _tracing_state() is None
-    )
-
-
 def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     """The operator, and where transforms are at work its formula, all of whose parts they know."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         out_dtype = getattr(torch, dtype_name(out_dtype))
     forward = _fwd_plain if is_transformed() else torch.ops.cuops.rms_norm_fwd
     return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
-
-
-def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
-    """y, or (y, h) with a residual, from the library. It refuses arguments that it cannot take as they are."""
-    if _is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (residual is not None and residual.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
-        return _apply_direct(x, residual, weight, bias, eps, weight_offset)
-    y = _empty_like(x)
-    if residual is None:
-        _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
-        return y
-    h = _empty_like(x)
-    _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
-    return y, h
-
-
-def are_apart(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether no parameter lies within x, which is contiguous, and is written while they are read."""
-    begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
-    for p in parameters:
-        if p is not None:
-            extent = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride(), strict=True))
-            if p.data_ptr() < end and begin < p.data_ptr() + extent * p.element_size():
-                return False
-    return True
-
-
-def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
-    """Whether the library has written y into x; it refuses arguments that it cannot take as they are."""
-    try:
-        _library_fwd()(x, None, None, x, None, weight, bias, eps, weight_offset)
-    except errors.CuopsError:
-        raise
-    except (TypeError, ValueError, RuntimeError, BufferError):
-        return False
-    torch.autograd.graph.increment_version(x)
-    return True
-
-
-class _Direct(torch.autograd.Function):
-    """The operator with its gradient, for eager calls."""
-
-    @staticmethod
-    def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
-        y = _empty_like(x)
-        ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
-        if residual is None:
-            _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
-            ctx.save_for_backward(x, weight)
-            return y
-        h = _empty_like(x)
-        _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(h, weight)
-        return y, h
-
-    @staticmethod
-    def backward(ctx, dy, dh=None):  # type: ignore[no-untyped-def]
-        h, weight = ctx.saved_tensors
-        wants_x, wants_residual, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
-        if dy is None:
-            return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
-        bias_dtype, eps, weight_offset = ctx.constants
-        batched = is_batched(dy) or (dh is not None and is_batched(dh))
-        watched = batched or torch.is_grad_enabled() or _is_compiling()
-        backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
-        sums = wants_weight, bias_dtype if wants_bias else None
-        dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
-        return (
-            dx if wants_x else None, dx if wants_residual else None,
-            dweight if wants_weight else None, dbias if wants_bias else None, None, None,
-        )  # fmt: skip
-
-
-# Function.apply without its look for transforms of torch.func, which `is_direct` has had.
-_apply_direct = super(torch.autograd.Function, _Direct).apply  # type: ignore[misc]

@@ -11,7 +11,8 @@ from . import _arguments, _backend, _dlpack, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._kron_linear_torch import autocast, direct, forward_torch, is_direct
+    from ._kron_linear_direct import direct, is_direct
+    from ._kron_linear_torch import autocast, forward_torch
 
 FUSED = 0  # the kind of a group of the library's plan; others are for the vendor's matrix product
 

@@ -11,7 +11,8 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_torch import are_apart, direct, direct_in_place, forward_torch, is_direct
+    from ._rms_norm_direct import are_apart, direct, direct_in_place, is_direct
+    from ._rms_norm_torch import forward_torch
 else:
 
     def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
