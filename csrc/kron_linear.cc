@@ -2,6 +2,8 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
+
 #include "host/error.h"
 #include "host/plan_cache.h"
 #include "host/tensor.h"
@@ -80,7 +82,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     bias_lead = n / out;
   }
   const ContextGuard context(device);
-  launch_group(*plan, {problem, factors, x_rows, y_rows, in, out, bias_data, bias_lead}, device, current_stream(x.device()));
+  launch_group(*plan, {problem, factors, x_rows, y_rows, in, bias_data, bias_lead}, device, current_stream(x.device()));
 }
 
 }  // namespace cuops

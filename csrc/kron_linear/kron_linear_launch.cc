@@ -1,6 +1,8 @@
 #include "kron_linear_launch.h"
 
+#include <algorithm>
 #include <type_traits>
+#include <variant>
 
 #include "kron_factors.h"
 #include "kron_linear/plan/kron_fibers_layout.h"

@@ -13,7 +13,7 @@ struct KronCall {
   const KronProblem& problem;
   const tvm::ffi::Array<tvm::ffi::Tensor>& factors;
   Rows x, y;
-  std::int64_t in, out;  // elements of a row of x and y
+  std::int64_t in;  // elements of a row of x
   const void* bias;
   std::int64_t bias_lead;  // rows of it, for rows of y in turn
 };

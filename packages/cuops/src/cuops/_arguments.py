@@ -84,7 +84,7 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
 
 
 def apart(name: str, value: Any) -> None:
-    """No two elements of what is written into share memory: each dimension steps over all that those within it span."""
+    """No two elements of what is written into share memory, told by each stride stepping over all that lies within."""
     strides, span = (value.stride(), 1) if is_tensor(value) else (value.strides, value.itemsize)
     steps = sorted((abs(stride), size) for stride, size in zip(strides, value.shape, strict=True) if size > 1)
     for stride, size in steps if 0 not in value.shape else []:

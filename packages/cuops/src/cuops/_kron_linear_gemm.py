@@ -64,15 +64,24 @@ def apply_along(state: Tensor, w: Tensor, inner: int) -> Tensor:
 
 def _turns(factors: Sequence[Tensor]) -> bool:
     """Whether to begin with the first factor is worth copies of x and y: where it leaves far less in between."""
-    if len(factors) > MOST_TURNED or all(w.shape[0] == w.shape[1] for w in factors):
+    if not 1 < len(factors) <= MOST_TURNED:
         return False
-    return 2 * sum(elements_between(factors)) < sum(elements_between(factors[::-1]))
+    sizes = [w.shape for w in factors]
+    return any(o != i for o, i in sizes) and 2 * _elements_of_all(sizes) < _elements_of_all(sizes[::-1])
+
+
+def _elements_of_all(sizes: Sequence[Sequence[int]]) -> int:
+    """Of a row: elements of all that factors of these sizes leave, one after the other. None is empty."""
+    n, total = math.prod([i for _, i in sizes]), 0
+    for o, i in sizes:
+        n = n // i * o
+        total += n
+    return total
 
 
 def _turned(t: Tensor, sizes: Sequence[int]) -> Tensor:
-    """t with the dimensions, of these sizes, that its last one is made of the other way around."""
-    axes = range(len(sizes), 0, -1)
-    return t.reshape(-1, *sizes).permute(0, *axes).reshape(t.shape)
+    """t with the dimensions that the last one is made of, of these sizes, in reverse order."""
+    return t.reshape(-1, *sizes).permute(0, *range(len(sizes), 0, -1)).reshape(t.shape)
 
 
 def most_between(factors: Sequence[Tensor]) -> int:
@@ -140,9 +149,11 @@ def chain_of_matmuls_backward(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it."""
+    if not (needs_x or any(needs_factors)):
+        return None, [None] * len(factors)
     if _turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
-        turned = _turned(dy, outs), _turned(x, ins), factors[::-1]
+        turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1])
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     if len(factors) == 2 and min(*factors[0].shape, *factors[1].shape) >= FEW and _are_products_small(*factors):

@@ -27,7 +27,7 @@ def nearest_kronecker(
     wide = matrix.detach().double().reshape(*out_factors, *in_factors).permute(order)
     entries = wide.reshape([o * i for o, i in zip(out_factors, in_factors, strict=True)])
     # A power of two keeps squares in range, exactly.
-    exponent = max(int(torch.frexp(entries.abs().max()).exponent), -1000)
+    exponent = max(int(torch.frexp(entries.abs().max()).exponent) - 1, -1000)
     entries, share = entries * 2.0**-exponent, 2 ** (exponent / n)
     total = torch.linalg.vector_norm(entries).item()
     vectors = _power_iteration(entries, _leading_vectors(entries)) if n > 2 else _leading_vectors(entries)

@@ -11,7 +11,7 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_direct import are_apart, direct, direct_in_place, is_direct
+    from ._rms_norm_direct import PLAIN, are_apart, direct, direct_in_place, is_direct
     from ._rms_norm_torch import forward_torch
 else:
 
@@ -56,8 +56,8 @@ def rms_norm(
         out_dtype: y's dtype; x's by default.
         return_rstd: whether to return 1 / sqrt(mean(h^2) + eps) too.
         out: for NumPy, an array of x's shape and y's dtype that y is written into, and that is returned as y. It may
-            have any strides and overlap the inputs, but no two of its elements may share memory. `cuops.pinned_empty`
-            makes one that the GPU writes at full speed.
+            overlap the inputs and have any strides that step over all that lies within, so that its elements share no
+            memory. `cuops.pinned_empty` makes one that the GPU writes at full speed.
 
     Returns:
         y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in x's dtype. With return_rstd,
@@ -116,7 +116,8 @@ def rms_norm_(
     """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
 
     Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so are one of fewer dimensions,
-    one whose elements share memory, and an inference tensor outside of inference mode.
+    one with a stride that does not step over all that lies within, as elements would share memory, and an inference
+    tensor outside of inference mode.
     Where gradients are wanted, they go through copies.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
@@ -131,7 +132,7 @@ def rms_norm_(
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
         if plain and are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):
             return x
-        if not torch.compiler.is_compiling():
+        if type(x) in PLAIN and not torch.compiler.is_compiling():
             _arguments.apart("x", x)
         before = x
         if records:  # what the gradients need is not to be what is written

@@ -44,7 +44,8 @@ def sample_normal(
 
     Args:
         mu: ``(..., d)``, the means, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy array
-            (computed on the GPU where there is one), or an array on CUDA of any library that speaks DLPack.
+            (computed on the GPU where there is one, in bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA of
+            any library that speaks DLPack.
         sigma: the standard deviations, at least 0: an array like mu, or a number.
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used.
         sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
