@@ -127,6 +127,7 @@ WRONG = {
         torch.zeros(3), 1.0, 10, generator=np.random.default_rng()
     ),
     "capture: expected a method of CUDA tensors": lambda: CrossEntropyMethod(ZERO, 1.0, 10).capture(sphere),
+    "cuda_graph: expected mu as a tensor on CUDA": lambda: minimize(sphere, ZERO, 1.0, cuda_graph=True),
     "steps: expected an integer of at least 0": lambda: minimize(sphere, ZERO, 1.0, steps=-1),
     "function: expected a function, got int": lambda: minimize(3, ZERO, 1.0),
     "callbacks: expected a function, got float": lambda: minimize(sphere, ZERO, 1.0, callbacks=0.5),

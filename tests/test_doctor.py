@@ -112,6 +112,8 @@ def test_no_driver(machine, capsys):
 def test_a_driver_without_gpus(machine, capsys):
     machine.setattr(_driver, "gpus", list)
     assert "no GPU" in problem(examine(capsys), 13)["what"]
+    assert main(["doctor"]) == 13
+    assert "cuops doctor --allow-no-gpu" in capsys.readouterr().out
 
 
 def test_no_driver_is_all_right_where_it_is_allowed(machine, capsys):

@@ -130,6 +130,8 @@ def minimize(
     method = CrossEntropyMethod(mu, sigma, num_samples, **options)
     history = History(method)
     score = function if vectorized else _one_by_one(function, method)
+    if cuda_graph and not (is_tensor(method.mu) and method.mu.is_cuda):
+        raise ValueError("cuda_graph: expected mu as a tensor on CUDA")
     step = method.capture(score) if cuda_graph else lambda: method.tell(score(method.ask()))
     stopped_by = None
     with tqdm(total=steps, disable=not progress, unit="step") as bar:

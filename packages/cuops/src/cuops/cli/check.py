@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .._bench.case import Case
 
 
+LETTERS = {"float32": "f", "float64": "d", "float16": "h", "bfloat16": "b"}
 MOST_SIZES = 60  # PyTorch's tensors have at most 64 dimensions, of which implementations need some
 
 
@@ -39,7 +40,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"
     )
     parser.add_argument(
-        "--dtype", choices=("f", "d", "h", "b"), default="f", help="float32, float64, float16, bfloat16"
+        "--dtype",
+        choices=tuple(LETTERS.values()),
+        default="f",
+        type=lambda name: LETTERS.get(name, name),
+        help=f"or by name {', '.join(LETTERS)}; f by default",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave an implementation out")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cuops
 
 from .. import _backend, _driver, errors
+from .._bench import SHORT_NAMES
 from .._torch import torch
 from . import sampling
 
@@ -63,7 +64,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="operator", required=True, metavar="OPERATOR")
     for name, operator in OPERATORS.items():
         function = getattr(cuops, name)
-        command = commands.add_parser(name, help=(function.__doc__ or "").partition("\n")[0])
+        short = [alias for alias, of in SHORT_NAMES.items() if of == name]
+        command = commands.add_parser(name, aliases=short, help=(function.__doc__ or "").partition("\n")[0])
         command.add_argument("input", metavar="IN", help="FILE.npy, FILE.safetensors or FILE.safetensors:NAME")
         command.add_argument("output", metavar="OUT", type=Path, help="FILE.npy or FILE.safetensors")
         if not isinstance(operator, RowOperator):
@@ -85,6 +87,7 @@ def main(options: argparse.Namespace) -> int:
     """Runs the operator; says what ran where."""
     from .files import read, spare, writing
 
+    options.operator = SHORT_NAMES.get(options.operator, options.operator)
     operator = OPERATORS[options.operator]
     if not isinstance(operator, RowOperator):
         return int(operator.main(options))
