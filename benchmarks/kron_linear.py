@@ -114,21 +114,21 @@ def plan(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     records: Records = []
     for letter in options.dtypes or DTYPES:
         cases = [Case("kron_linear", "forward", s, DTYPES[letter]) for s in options.shapes or _grid_shapes(options)]
-        for case, measured in zip(
-            cases, measure_all(cases, {"cuops": functions["cuops"]}, timer, options.device), strict=True
-        ):
-            rows, *sizes = case.shape
-            predicted = kron_plan(rows, [(size, size) for size in sizes], case.dtype).microseconds
-            records.append(measured | {"predicted_us": predicted})
-    timed = [r for r in records if "us" in r["results"]["cuops"]]
-    apart = sorted(timed, key=lambda r: abs(math.log(r["predicted_us"] / r["results"]["cuops"]["us"])))
-    rows_of_table = [
-        [r["dtype"], "x".join(map(str, r["shape"])), f"{r['predicted_us']:.1f}", f"{r['results']['cuops']['us']:.1f}"]
-        for r in apart[-20:]
+        records += measure_all(cases, {"cuops": functions["cuops"]}, timer, options.device)
+    found = []
+    for record in records:
+        rows, *sizes = record["shape"]
+        record["predicted_us"] = kron_plan(rows, [(size, size) for size in sizes], record["dtype"]).microseconds
+        if "us" in record["results"]["cuops"]:
+            found.append((record["predicted_us"], record["results"]["cuops"]["us"], record))
+    found.sort(key=lambda times: abs(math.log(times[0] / times[1])))
+    table = [
+        [r["dtype"], "x".join(map(str, r["shape"])), f"{predicted:.1f}", f"{us:.1f}"]
+        for predicted, us, r in found[-20:]
     ]
-    print(report.table(["dtype", "batch x factors", "predicted µs", "µs"], rows_of_table))
-    near = sum(2 / 3 < r["predicted_us"] / r["results"]["cuops"]["us"] < 3 / 2 for r in timed)
-    print(f"\n{near} of {len(timed)} predictions are within 1.5 times the time")
+    print(report.table(["dtype", "batch x factors", "predicted µs", "µs"], table))
+    near = sum(2 / 3 < predicted / us < 3 / 2 for predicted, us, _ in found)
+    print(f"\n{near} of {len(found)} predictions are within 1.5 times the time")
     return records
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +21,16 @@ def host_view(a: Any, dtype: Any = None) -> Any:
         whole = np.ascontiguousarray(a, dtype)
     if whole.flags.writeable:
         return whole
-    memory: Any = (ctypes.c_char * whole.nbytes).from_address(whole.ctypes.data)
-    memory.owner = whole  # whose memory lives as long as the view
-    return np.ndarray(whole.shape, whole.dtype, memory)
+    return array_at(whole.ctypes.data, whole.shape, whole.dtype, whole)
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+    """A NumPy array on memory that lives as long as its owner, which the array keeps alive."""
+    import numpy as np
+
+    memory: Any = (ctypes.c_char * int(math.prod(shape) * dtype.itemsize)).from_address(address)
+    memory.owner = owner
+    return np.ndarray(shape, dtype, memory)
 
 
 def on_cuda(value: Any) -> bool:

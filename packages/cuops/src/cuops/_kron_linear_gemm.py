@@ -67,16 +67,7 @@ def _turns(factors: Sequence[Tensor]) -> bool:
     if not 1 < len(factors) <= MOST_TURNED:
         return False
     sizes = [w.shape for w in factors]
-    return any(o != i for o, i in sizes) and 2 * _elements_of_all(sizes) < _elements_of_all(sizes[::-1])
-
-
-def _elements_of_all(sizes: Sequence[Sequence[int]]) -> int:
-    """Of a row: elements of all that factors of these sizes leave, one after the other. None is empty."""
-    n, total = math.prod([i for _, i in sizes]), 0
-    for o, i in sizes:
-        n = n // i * o
-        total += n
-    return total
+    return any(o != i for o, i in sizes) and 2 * sum(elements_between(sizes)) < sum(elements_between(sizes[::-1]))
 
 
 def _turned(t: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -86,7 +77,7 @@ def _turned(t: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def most_between(factors: Sequence[Tensor]) -> int:
     """The most elements of a row that `chain_of_matmuls` has at a time."""
-    return max(elements_between(factors if _turns(factors) else factors[::-1]))
+    return max(elements_between([w.shape for w in (factors if _turns(factors) else factors[::-1])]))
 
 
 def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:

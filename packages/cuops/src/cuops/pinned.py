@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from . import _arguments, _backend, _driver, errors
+from . import _arguments, _backend, _dlpack, _driver, errors
 
 
 def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
@@ -42,6 +41,4 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
     if size == 0:
         return np.empty(sizes, dtype)
     memory = library.pinned_empty(size)
-    buffer: Any = (ctypes.c_char * size).from_address(memory.data_ptr())
-    buffer.memory = memory  # the array keeps the buffer, and so the memory, alive
-    return np.ndarray(sizes, dtype, buffer)
+    return _dlpack.array_at(memory.data_ptr(), sizes, dtype, memory)

@@ -135,10 +135,12 @@ def _rests(factors: Sequence[Any]) -> list[int]:
     return [math.prod([*ins[k + 1 :], *outs[:k]]) for k in range(len(factors))]
 
 
-def elements_between(factors: Sequence[Any]) -> list[int]:
-    """Of a row: elements of x, and of what each factor makes of it, the first one first."""
-    ins, outs = [w.shape[1] for w in factors], [w.shape[0] for w in factors]
-    return [math.prod([*outs[:k], *ins[k:]]) for k in range(len(factors) + 1)]
+def elements_between(sizes: Sequence[Sequence[int]]) -> list[int]:
+    """Of a row: elements of x, and of what factors of these sizes make of it, the first one first."""
+    between = [math.prod([i for _, i in sizes])]
+    for o, i in sizes:
+        between.append(between[-1] // max(i, 1) * o)  # of empty factors nobody needs it
+    return between
 
 
 def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.ndarray | None) -> np.ndarray:
@@ -148,12 +150,13 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     """
     import numpy as np
 
-    between, backwards = elements_between(factors), elements_between(factors[::-1])
-    (n, *_, out), rows, from_last = between, math.prod(x.shape[:-1]), max(backwards) < max(between)
+    sizes, rows, n = [w.shape for w in factors], math.prod(x.shape[:-1]), x.shape[-1]
+    most, most_from_last = max(elements_between(sizes)), max(elements_between(sizes[::-1]))
+    out, from_last = math.prod(o for o, _ in sizes), most_from_last < most
     flat, y, term = x.reshape(rows, n), np.empty((rows, out), x.dtype), 0.0 if bias is None else bias.astype(np.float64)
     wide = [w.astype(np.float64) for w in (factors[::-1] if from_last else factors)]
     with np.errstate(all="ignore"):
-        for part in some_rows(rows, min(max(between), max(backwards)), KRON_CHUNK):
+        for part in some_rows(rows, min(most, most_from_last), KRON_CHUNK):
             state = flat[part].astype(np.float64)
             for w, rest in zip(wide, _rests(wide), strict=True):
                 if from_last:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from . import LETTERS
 from .timing import CpuTimer, CudaTimer
 
-DTYPES = {"f": torch.float32, "d": torch.float64, "h": torch.float16, "b": torch.bfloat16}
+DTYPES = {letter: getattr(torch, name) for name, letter in LETTERS.items()}
 # Relative to the largest magnitude of a result: room for a second rounding, and for sums of long rows in float32.
 TOLERANCE = {torch.float16: 3 * 2.0**-10, torch.bfloat16: 3 * 2.0**-7, torch.float32: 3e-5, torch.float64: 1e-11}
 

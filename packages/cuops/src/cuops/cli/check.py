@@ -9,7 +9,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from .._bench import OPERATORS, SHORT_NAMES
+from .._bench import LETTERS, OPERATORS, SHORT_NAMES
 from .._torch import failure, torch
 from ..errors import CuopsError, DriverNotFoundError
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .._bench.case import Case
 
 
-LETTERS = {"float32": "f", "float64": "d", "float16": "h", "bfloat16": "b"}
 MOST_SIZES = 60  # PyTorch's tensors have at most 64 dimensions, of which implementations need some
 
 
