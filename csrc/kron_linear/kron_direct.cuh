@@ -12,10 +12,13 @@ template <int kSteps>
 struct Operand {
   unsigned high[kSteps][4], low[kSteps][4];  // before split(): a float32 in each
 
-  // Rows of a matrix of `pitch` columns, 8 at a time; zeros beyond them. A lane takes two neighbouring columns.
+  // Rows of a matrix of `pitch` columns, an even number of each; zeros beyond them. Of 8 rows, a lane takes two, and of these two
+  // neighbouring columns.
   __device__ __forceinline__ void load(const float* from, int rows, int pitch, int column) {
     if (from == nullptr || column >= pitch) rows = 0;
-    const float* const at = from + column + threadIdx.x % 4 * 2 * pitch;
+    const int first = static_cast<int>(threadIdx.x) % 4 * 2;
+    const float* const at = from + column + first * pitch;
+    rows -= first;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll

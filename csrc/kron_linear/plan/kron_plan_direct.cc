@@ -164,8 +164,11 @@ KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
     return best;
   if (problem.inner % 4 != 0 && problem.inner > 1) return best;
   const int most = best.count == 3 ? kMostOfThree : kMost;
-  for (const KronSize& size : sizes)
-    if (size.out > most || size.in > most || (size.in % 8 != 0 && !doubles) || problem.inner > kWide) return best;
+  for (std::size_t k = 0; k < sizes.size(); ++k) {
+    // Rows of x come in pairs, and what is beside them in eights.
+    const int step = doubles ? 1 : k == 0 && best.count < 3 ? 2 : 8;
+    if (sizes[k].out > most || sizes[k].in > most || sizes[k].in % step != 0 || problem.inner > kWide) return best;
+  }
   if (doubles) return evaluate_three_f64(problem, device);
   if (best.count > 1 && sizes.back().out % 4 != 0) return best;
   if (best.count == 3) return evaluate_three(problem, device);
