@@ -64,10 +64,10 @@ __device__ void kron_dots(const KronDotsParams& p) {
 
 // All factors at once: a result is a sum over elements of x, each times an element of every factor.
 template <class T, int kFactors>
-__device__ void kron_terms(const KronTermsParams& p) {
+__device__ void kron_terms(const KronTermsParams& p, int block) {
   using Acc = Accumulator<T>;
   constexpr int kBatch = kTermsBatch;
-  const int thread = blockIdx.x * kDotsThreads + threadIdx.x, lanes = 1 << p.lanes_log, lane = thread & (lanes - 1);
+  const int thread = block * kDotsThreads + threadIdx.x, lanes = 1 << p.lanes_log, lane = thread & (lanes - 1);
   const int wanted = thread >> p.lanes_log, index = min(wanted, p.count - 1), out = static_cast<int>(p.by_out.divisor);
   const int row = divide(index, p.by_out), o = index - row * out;
   int rows_at[kFactors];  // of the factors: where the row is that the result has
@@ -124,6 +124,78 @@ __device__ void kron_terms(const KronTermsParams& p) {
   static_cast<T*>(p.y)[row * static_cast<long long>(p.y_stride) + o] = convert<T>(sum);
 }
 
+template <class T, int kFactors>
+__device__ void kron_terms_bwd(const KronTermsBwdParams& p) {
+  using Acc = Accumulator<T>;
+  constexpr int kBatch = kTermsBatch;
+  if (blockIdx.x >= p.start) return kron_terms<T, kFactors>(p.back, blockIdx.x - p.start);
+  const int thread = blockIdx.x * kDotsThreads + threadIdx.x, lanes = 1 << p.lanes_log, lane = thread & (lanes - 1);
+  const int wanted = thread >> p.lanes_log, index = min(wanted, p.count - 1);
+  int own = 0;
+#pragma unroll
+  for (int k = 1; k < kFactors; ++k) own = index >= p.factor[k].first ? k : own;
+  const auto& f = p.factor[own];
+  const int result = index - f.first, row = divide(result, f.by_in), column = result - row * static_cast<int>(f.by_in.divisor);
+  int x_at[kBatch], dy_at[kBatch], at[kBatch][kFactors];
+  auto find = [&](int from) {
+    int all = 0;
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      int rest = min(from + (j << p.lanes_log), f.terms - 1);
+      x_at[j] = column * f.column_step;
+      dy_at[j] = row * f.row_step;
+#pragma unroll
+      for (int k = kFactors - 1; k >= 0; --k) {
+        const auto& g = p.factor[k];
+        const int after_in = divide(rest, g.by_in), i = rest - after_in * static_cast<int>(g.by_in.divisor);
+        const int after_out = divide(after_in, g.by_out), o = after_in - after_out * static_cast<int>(g.by_out.divisor);
+        at[j][k] = k == own ? 0 : o * g.row_stride + i * g.column_stride;
+        x_at[j] += k == own ? 0 : i * g.column_step;
+        dy_at[j] += k == own ? 0 : o * g.row_step;
+        rest = k == own ? rest : after_out;
+      }
+      x_at[j] += rest * p.in;
+      dy_at[j] += rest * p.out;
+      all |= x_at[j] | dy_at[j];
+    }
+    return all;
+  };
+  if (find(lane) < 0) __trap();  // as above
+  wait_for_previous();
+  Acc sum = 0;
+#pragma unroll 1
+  for (int from = 0; from < p.most; from += kBatch << p.lanes_log) {
+    if (from > 0) find(from + lane);
+    T u[kBatch], v[kBatch], w[kBatch][kFactors];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      u[j] = static_cast<const T*>(p.x)[x_at[j]];
+      v[j] = static_cast<const T*>(p.dy)[dy_at[j]];
+#pragma unroll
+      for (int k = 0; k < kFactors; ++k) w[j][k] = static_cast<const T*>(p.factor[k].data)[at[j][k]];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      Acc term = convert<Acc>(v[j]);  // as a chain has it: dy by the other factors, and then by x
+#pragma unroll
+      for (int k = 0; k < kFactors; ++k) term *= k == own ? Acc(1) : convert<Acc>(w[j][k]);
+      term *= convert<Acc>(u[j]);
+      sum = from + lane + (j << p.lanes_log) < f.terms ? sum + term : sum;
+    }
+  }
+  __shared__ Acc of_warp[kDotsThreads / 32];
+  sum = reduce_lanes(sum, min(lanes, 32), Sum());
+  if (lanes > 32) {
+    const int warp = threadIdx.x / 32, warps = lanes / 32;
+    if (threadIdx.x % 32 == 0) of_warp[warp] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int k = 0; k < warps; ++k) sum += of_warp[warp / warps * warps + k];
+  }
+  if (lane == 0 && index == wanted) static_cast<T*>(f.gradient)[result] = convert<T>(sum);
+}
+
 }  // namespace cuops
 
 #define KRON_DOTS(name, T)                                                \
@@ -135,7 +207,13 @@ __device__ void kron_terms(const KronTermsParams& p) {
 #define KRON_TERMS(name, T, factors)                                                    \
   extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads)                     \
       kron_terms_##name##_##factors(const __grid_constant__ cuops::KronTermsParams p) { \
-    cuops::kron_terms<T, factors>(p);                                                   \
+    cuops::kron_terms<T, factors>(p, blockIdx.x);                                       \
+  }
+
+#define KRON_TERMS_BWD(name, T, factors)                                                       \
+  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads)                            \
+      kron_terms_bwd_##name##_##factors(const __grid_constant__ cuops::KronTermsBwdParams p) { \
+    cuops::kron_terms_bwd<T, factors>(p);                                                      \
   }
 
 // Instances, as kron_plan_dots.cc asks for them.
@@ -155,6 +233,18 @@ KRON_TERMS(f64, double, 4)
 KRON_TERMS(f32, float, 4)
 KRON_TERMS(f16, __half, 4)
 KRON_TERMS(bf16, __nv_bfloat16, 4)
+KRON_TERMS_BWD(f64, double, 2)
+KRON_TERMS_BWD(f32, float, 2)
+KRON_TERMS_BWD(f16, __half, 2)
+KRON_TERMS_BWD(bf16, __nv_bfloat16, 2)
+KRON_TERMS_BWD(f64, double, 3)
+KRON_TERMS_BWD(f32, float, 3)
+KRON_TERMS_BWD(f16, __half, 3)
+KRON_TERMS_BWD(bf16, __nv_bfloat16, 3)
+KRON_TERMS_BWD(f64, double, 4)
+KRON_TERMS_BWD(f32, float, 4)
+KRON_TERMS_BWD(f16, __half, 4)
+KRON_TERMS_BWD(bf16, __nv_bfloat16, 4)
 #else
 extern "C" __global__ void kron_dots_nowhere() {}
 #endif

@@ -9,6 +9,7 @@
 #include "host/plan_cache.h"
 #include "host/tensor.h"
 #include "kron_factors.h"
+#include "kron_linear/plan/kron_plan_dots.h"
 
 namespace cuops {
 namespace {
@@ -30,6 +31,10 @@ struct SlicesPlan {
   KronSlicesBwdParams params{};  // but for the arrays, and where blocks start
   LaunchShape shape{};
   double nanoseconds = INFINITY;
+  KronTermsBwdParams terms{};  // where that is faster, of which sizes say all
+  double terms_nanoseconds = INFINITY;
+
+  double least() const { return std::min(nanoseconds, terms_nanoseconds); }
 };
 
 SlicesPlan evaluate(DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes, int groups_log, int threads_log,
@@ -135,6 +140,7 @@ std::shared_ptr<const SlicesPlan> cached_plan(DType dtype, std::int64_t rows, co
         if (plan.nanoseconds < best.nanoseconds) best = std::move(plan);
       }
     }
+    best.terms_nanoseconds = plan_terms_bwd(&best.terms, dtype, rows, sizes, facts);
     return best;
   });
 }
@@ -151,7 +157,7 @@ int64_t kron_linear_slices_bwd_time(int64_t dtype, int64_t rows, tvm::ffi::Array
   }
   if (rows < 1) raise("ValueError", "rows: expected at least 1");
   const auto plan = cached_plan(static_cast<DType>(dtype), rows, all, static_cast<int>(device));
-  return std::isinf(plan->nanoseconds) ? 0 : static_cast<int64_t>(plan->nanoseconds);
+  return std::isinf(plan->least()) ? 0 : static_cast<int64_t>(plan->least());
 }
 
 // The gradients of y = x kron(factors)^T: those of the factors in `dfactors`, where it has an element, and that of x in dx. x, dy
@@ -170,29 +176,46 @@ void kron_linear_slices_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>
   if (x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: expected no empty array");
   const int device = x.device().device_id;
   const auto plan = cached_plan(dtype, rows, sizes, device);
-  if (std::isinf(plan->nanoseconds)) raise("ValueError", "factors: no kernel; ask kron_linear_slices_bwd_time");
+  if (std::isinf(plan->least())) raise("ValueError", "factors: no kernel; ask kron_linear_slices_bwd_time");
 
-  KronSlicesBwdParams p = plan->params;
-  LaunchShape shape = plan->shape;
   KronFactor factor[kSlicesFactors];
   fill_factors(factor, factors, dtype);
+  auto gradient_of = [&](int i) -> void* {
+    if (!dfactors[i].has_value()) return nullptr;
+    const tvm::ffi::Tensor dw = *dfactors[i];
+    expect_matrix(TensorView(dw), "dfactors", dtype, x.device(), sizes[i].out, sizes[i].in);
+    return data_of(TensorView(dw));
+  };
+  if (dx.has_value()) expect_matrix(*dx, "dx", dtype, x.device(), rows, in);
+  const bool near = std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
+  if (plan->terms_nanoseconds < plan->nanoseconds && near) {
+    KronTermsBwdParams p = plan->terms;
+    void* gradients[kTermsFactors] = {};
+    for (int i = 0; i < static_cast<int>(sizes.size()); ++i) gradients[i] = gradient_of(i);
+    LaunchShape shape{terms_bwd_of(&p, data_of(x), data_of(dy), dx.has_value() ? data_of(*dx) : nullptr, gradients, factor),
+                      kDotsThreads};
+    shape.overlaps = true;
+    if (shape.blocks == 0) return;
+    const ContextGuard context(device);
+    return launch(terms_bwd_kernel(dtype, static_cast<int>(sizes.size())), device, current_stream(x.device()), shape, &p);
+  }
+  if (std::isinf(plan->nanoseconds)) raise("ValueError", "factors: strides are too large for a kernel of so many factors");
+  KronSlicesBwdParams p = plan->params;
+  LaunchShape shape = plan->shape;
   for (int i = 0; i < p.factors; ++i) {
     KronSlicesFactor& f = p.factor[i];
     f.data = factor[i].data;
     f.row_stride = factor[i].row_stride;
     f.column_stride = factor[i].column_stride;
     f.start = static_cast<int>(shape.blocks);
-    if (!dfactors[i].has_value()) continue;
-    const tvm::ffi::Tensor dw = *dfactors[i];
-    expect_matrix(TensorView(dw), "dfactors", dtype, x.device(), sizes[i].out, sizes[i].in);
-    f.gradient = data_of(TensorView(dw));
+    f.gradient = gradient_of(i);
+    if (f.gradient == nullptr) continue;
     shape.blocks += f.out * shape.cluster;
   }
   p.x = data_of(x);
   p.dy = data_of(dy);
   p.start = static_cast<int>(shape.blocks);
   if (dx.has_value()) {
-    expect_matrix(*dx, "dx", dtype, x.device(), rows, in);
     p.dx = data_of(*dx);
     shape.blocks += static_cast<unsigned>(round_up(rows * sizes[0].in, shape.cluster));
   }

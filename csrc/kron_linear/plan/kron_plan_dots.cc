@@ -22,6 +22,10 @@ constexpr double kBwdStart = 4450, kBwdRound = 250, kBwdProduct = 0.006, kBwdMos
 constexpr std::int64_t kMany = 1024;
 // Of all factors at once: a launch, loads that wait for others, and an element of x or a factor that is read.
 constexpr double kTermsStart = 4550, kTermsRound = 300, kTermsElement = 0.0009;
+// Of all gradients behind another launch: one, and sums of several warps; elements of a row of x times those of dy, and terms.
+constexpr double kTermsBwdStart = 1050, kTermsBwdTogether = 150;
+constexpr std::int64_t kMostPairs = 1 << 20, kMostTermsBwd = 1 << 12;
+constexpr int kMostLanesLogBwd = 7;  // a block's
 constexpr double kTermsStartF64 = 4850, kTermsRoundF64 = 700, kTermsElementF64 = 0.0012;
 
 int lanes_log_of(std::int64_t packs, int each) {
@@ -150,6 +154,89 @@ Kernel& terms_kernel(DType dtype, int factors) {
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int n = 2; n <= kTermsFactors; ++n)
           at[t][n - 2] = new Kernel("kron_linear_dots", std::string("kron_terms_") + name_of(t) + "_" + std::to_string(n));
+    }
+  };
+  static const Table table;
+  return *table.at[dtype][factors - 2];
+}
+
+double plan_terms_bwd(KronTermsBwdParams* p, DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes,
+                      const KronDevice& device) {
+  const int count = static_cast<int>(sizes.size());
+  if (device.tuned != 90 || count < 2 || count > kTermsFactors) return INFINITY;
+  KronProblem back;  // of dx
+  back.dtype = dtype;
+  back.rows = rows;
+  back.inner = 1;
+  for (const KronSize& size : sizes) back.sizes.push_back({size.in, size.out});
+  const double time_of_dx = time_of_terms(back, device, &p->back);
+  if (std::isinf(time_of_dx)) return INFINITY;
+  std::int64_t in = 1, out = 1;
+  for (int k = count - 1; k >= 0; --k) {
+    auto& f = p->factor[k];
+    f.by_out = kron_divisor(sizes[k].out);
+    f.by_in = kron_divisor(sizes[k].in);
+    f.row_step = static_cast<int>(out);
+    f.column_step = static_cast<int>(in);
+    in *= sizes[k].in;
+    out *= sizes[k].out;
+  }
+  if (in * out > kMostPairs || rows > kMostPairs / std::max(in, out)) return INFINITY;
+  p->in = static_cast<int>(in);
+  p->out = static_cast<int>(out);
+  double elements = static_cast<double>(rows) * static_cast<double>(in * out) * (count + 1) * (count + 1);
+  std::int64_t most = 0;
+  for (int k = 0; k < count; ++k) {
+    const std::int64_t terms = rows * (in / sizes[k].in) * (out / sizes[k].out);
+    if (terms > kMostTermsBwd) return INFINITY;
+    p->factor[k].terms = static_cast<int>(terms);
+    most = std::max(most, terms);
+  }
+  p->most = static_cast<int>(most);
+  while (p->lanes_log < kMostLanesLogBwd && std::int64_t{kTermsBatch} << p->lanes_log < most) ++p->lanes_log;
+  const double rounds = static_cast<double>(ceil_div(most, std::int64_t{kTermsBatch} << p->lanes_log)) - 1;
+  const double together = p->lanes_log > kMostLanesLog ? kTermsBwdTogether : 0;
+  return std::max(kTermsBwdStart + together + (dtype == kFloat64 ? kTermsRoundF64 : kTermsRound) * rounds +
+                      (dtype == kFloat64 ? kTermsElementF64 : kTermsElement) * elements,
+                  time_of_dx - kTermsStart + kTermsBwdStart);
+}
+
+unsigned terms_bwd_of(KronTermsBwdParams* p, const void* x, const void* dy, void* dx, void* const* dfactors,
+                      const KronFactor* factors) {
+  p->x = x;
+  p->dy = dy;
+  int results = 0;
+  for (int k = 0; k < kTermsFactors; ++k) {
+    auto& f = p->factor[k];
+    f.first = results;
+    if (f.terms == 0) continue;  // beyond the last factor: no result is so far behind
+    f.data = factors[k].data;
+    f.row_stride = static_cast<int>(factors[k].row_stride);
+    f.column_stride = static_cast<int>(factors[k].column_stride);
+    f.gradient = dfactors[k];
+    if (f.gradient) results += static_cast<int>(f.by_out.divisor * f.by_in.divisor);
+    p->back.factor[k].data = f.data;
+    p->back.factor[k].row_stride = f.column_stride;
+    p->back.factor[k].column_stride = f.row_stride;
+  }
+  p->count = results;
+  p->start = static_cast<int>(ceil_div(std::int64_t{results} << p->lanes_log, kDotsThreads));
+  if (!dx) return static_cast<unsigned>(p->start);
+  p->back.x = dy;
+  p->back.y = dx;
+  p->back.x_stride = p->out;
+  p->back.y_stride = p->in;
+  p->back.bias_lead = 1;
+  return static_cast<unsigned>(p->start + ceil_div(std::int64_t{p->back.count} << p->back.lanes_log, kDotsThreads));
+}
+
+Kernel& terms_bwd_kernel(DType dtype, int factors) {
+  struct Table {
+    Kernel* at[4][kTermsFactors - 1];  // for the life of the process
+    Table() {
+      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+        for (int n = 2; n <= kTermsFactors; ++n)
+          at[t][n - 2] = new Kernel("kron_linear_dots", std::string("kron_terms_bwd_") + name_of(t) + "_" + std::to_string(n));
     }
   };
   static const Table table;

@@ -18,4 +18,12 @@ Kernel& dots_kernel(DType dtype);
 // Of all factors, from the plan's on: what arrays and factors add.
 KronTermsParams terms_of(KronTermsParams p, const KronProductArray& y, const KronProductArray& x, const KronFactor* factors);
 
+// Of all gradients: the predicted nanoseconds behind another launch, infinite where there is no kernel; `p` is all that sizes say.
+double plan_terms_bwd(KronTermsBwdParams* p, DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes,
+                      const KronDevice& device);
+// What arrays and factors add; `dfactors` and dx may be null. Returns the number of blocks.
+unsigned terms_bwd_of(KronTermsBwdParams* p, const void* x, const void* dy, void* dx, void* const* dfactors,
+                      const KronFactor* factors);
+Kernel& terms_bwd_kernel(DType dtype, int factors);
+
 }  // namespace cuops
