@@ -15,6 +15,7 @@ constexpr int kTogether = 4, kSingles = 2048;  // neighbours that move together;
 constexpr double kStart = 4.5, kStep = 0.46, kProduct = 0.03, kLoad = 0.4, kConverted = 0.3, kCopied = 0.12;
 // Of a multiprocessor: a block, and its elements of x and of factors.
 constexpr double kBlock = 0.4, kElement = 0.2e-3, kElementF64 = 0.4e-3, kWeight = 0.4e-3;
+constexpr double kSum = 0.4e-3, kTerm = 0.04e-3;  // of factors after the first, and of these each product
 
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of_two) {
   KronGroup group(problem);
@@ -62,20 +63,22 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of
   const int threads_log = std::clamp(log_from(std::max({most, pieces * p.in / 2, elements / 2})), 6, kSlicesMostLog);
   const int threads = 1 << threads_log;
   p.parts_log = std::clamp(threads_log - log_from(pieces), 0, std::min(5, log_from(p.in)));
-  double us = kStart + kStep * p.steps;
+  double us = kStart, steps = kStep * p.steps, sums_of_block = 0;
   for (int i = 0; i < p.steps; ++i) {
     KronSlicesStep& s = p.step[i];
     const std::int64_t sums = 1LL * s.before * s.out * s.after;
     s.ways_log = std::clamp(threads_log - log_from(sums), 0, std::clamp(log_from(s.in) - 2, 0, 5));
-    us += kProduct * static_cast<double>(ceil_div(sums << s.ways_log, threads) * ceil_div(s.in, 1 << s.ways_log));
+    steps += kProduct * static_cast<double>(ceil_div(sums << s.ways_log, threads) * ceil_div(s.in, 1 << s.ways_log));
+    sums_of_block += static_cast<double>(sums) * (kSum + kTerm * s.in);
     us += (size_of(problem.dtype) == 2 ? kConverted : kCopied) * static_cast<double>(ceil_div(1LL * s.in * s.out, threads));
   }
   const int ahead = problem.dtype == kFloat64 && together > 1 ? kSlicesAhead / 2 : kSlicesAhead;
   const std::int64_t loads = ceil_div(pieces, threads >> p.parts_log) * ceil_div(ceil_div(p.in, 1 << p.parts_log), ahead);
   us += kLoad * static_cast<double>(loads - 1);
-  us += static_cast<double>(blocks) / device.multiprocessors *
-        (kBlock + (problem.dtype == kFloat64 ? kElementF64 : kElement) * static_cast<double>(in) +
-         kWeight * static_cast<double>(elements));
+  const double turns = static_cast<double>(blocks) / device.multiprocessors;
+  us += std::max(steps, turns * sums_of_block) +
+        turns * (kBlock + (problem.dtype == kFloat64 ? kElementF64 : kElement) * static_cast<double>(in) +
+                 kWeight * static_cast<double>(elements));
   p.state[0] = static_cast<int>(weights);
   p.state[1] = static_cast<int>(p.state[0] + round_up(state[0], 4));
   const std::int64_t bytes = (p.state[1] + state[1]) * (problem.dtype == kFloat64 ? 8 : 4);
