@@ -34,9 +34,8 @@ class OneLaunch:
     """Instead of the library: a group of factors in one launch."""
 
     def kron_linear_fwd(self, y, x, factors, inner, bias, allow_tf32):
-        rows = len(y) if y.ndim > 1 else 1
-        state = x.reshape(rows, -1, inner)
-        y.copy_((functools.reduce(torch.kron, factors) @ state).reshape(y.shape))
+        w = functools.reduce(torch.kron, factors)
+        y.copy_((w @ x.reshape(-1, w.shape[1], inner)).reshape(y.shape))
         if bias is not None:
             assert inner == 1
             y.view(-1, bias.numel()).add_(bias)  # which rows of y take in turn, where factors have been applied before
@@ -49,7 +48,7 @@ class OneLaunch:
 def test_groups_of_factors_make_the_product_however_they_are_computed(sample, monkeypatch):
     x, factors, bias = arguments(FULL[sample], torch.float64)
     monkeypatch.setattr(_kron_linear_fused, "library", OneLaunch)
-    for counts in [(1, 1, 1), (2, 1), (1, 2)] if len(factors) == 3 else [(1, 1)]:
+    for counts in [(1, 1, 1), (2, 1), (1, 2), (3,)] if len(factors) == 3 else [(1, 1), (2,)]:
         for kinds in itertools.product((True, False), repeat=len(counts)):
             groups = list(zip(itertools.accumulate(counts, initial=0), counts, kinds, strict=False))
             monkeypatch.setattr(_kron_linear_fused, "_plan_of", lambda *_, groups=groups: groups)

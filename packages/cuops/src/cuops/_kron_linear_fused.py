@@ -60,9 +60,8 @@ def _plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int
 
 def fused_chain(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """y by the fused kernel, a group of factors at a time, and by a GEMM where that is faster. Nothing is empty."""
-    groups = _plan_of(x, factors, 1)
-    if not any(is_fused for _, _, is_fused in groups):
-        return chain_of_matmuls(x, [product_of(factors[first : first + count]) for first, count, _ in groups], bias)
+    if all(count == 1 and not is_fused for _, count, is_fused in _plan_of(x, factors, 1)):
+        return chain_of_matmuls(x, factors, bias)
     bias = None if bias is None else bias.contiguous()
     return apply(in_place(x), factors, 1, bias).reshape(out_shape(x, factors))
 
@@ -86,7 +85,5 @@ def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None 
             before, state = state, state.new_empty(len(state), o * rest)
             library().kron_linear_fwd(state, before, group, rest, last_bias, tf32)
         else:
-            state = apply_along(state, product_of(group), rest)
-            if last_bias is not None:
-                state = state.reshape(rows, -1) + last_bias
+            state = apply_along(state, product_of(group), rest, last_bias)
     return state

@@ -51,11 +51,16 @@ def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
 
 
-def apply_along(state: Tensor, w: Tensor, inner: int) -> Tensor:
-    """One factor on the first dimension inside `state`, (rows, i inner), where it stays: (rows, o inner)."""
+def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None) -> Tensor:
+    """One factor on the first dimension inside `state`, (rows, i inner), where it stays: (rows, o inner).
+
+    A bias, which `inner` is 1 for, is of as many of these rows as make a sample.
+    """
     (o, i), rows = w.shape, len(state)
     if inner == 1:
-        return state @ w.mT
+        if bias is None or len(bias) == o:
+            return torch.nn.functional.linear(state, w, bias)
+        return (state @ w.mT).reshape(-1, len(bias)) + bias
     state = state.reshape(rows, i, inner)
     if inner >= FEW:
         return torch.bmm(w.expand(rows, o, i), state).reshape(rows, o * inner)
