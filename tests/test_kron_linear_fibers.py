@@ -109,10 +109,31 @@ def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
 
 def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
     for sizes in ([4, 4, 4, 6, 11, 12, 5, 5, 11, 11], [4] * 6 + [16] * 3, [16] * 7, [2] * 28):
-        groups = _backend.library().kron_linear_fibers_bwd_plan(0, 1, [n for size in sizes for n in (size, size)], 0)
+        groups = _backend.library().kron_linear_fibers_bwd_plan(0, 1, [n for size in sizes for n in (size, size)], 1, 0)
         assert sum(count for _, count, *_ in groups) == len(sizes)
         assert all(0 < scratch < 1 << 22 for _, _, scratch, _ in groups)
-    assert len(_backend.library().kron_linear_fibers_bwd_plan(0, 1, [16, 16, 17, 16], 0)) == 0
+    assert len(_backend.library().kron_linear_fibers_bwd_plan(0, 1, [16, 16, 17, 16], 1, 0)) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [3, 500])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(4, 4), (128, 128)],
+        [(128, 128), (4, 4)],
+        [(2, 2), (100, 100), (3, 3)],
+        [(7, 5), (33, 40)],
+        [(64, 64), (64, 64), (3, 3)],
+        [(16, 16), (48, 48), (6, 6)],
+        [(8, 8)] * 3,
+        [(12, 12), (40, 24), (1, 1)],
+    ],
+    ids=str,
+)
+def test_small_and_large_factors_in_one_chain(sizes, rows, dtype):
+    x, dy, factors = arguments(rows, sizes, dtype)
+    check([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
 
 
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)

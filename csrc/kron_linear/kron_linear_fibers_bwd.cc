@@ -105,17 +105,19 @@ std::int64_t scratch_elements(const KronFibersPlan& plan) {
 }  // namespace
 
 // The groups of neighbouring factors that kron_linear_fibers_bwd takes one after the other: for each first, count, the elements
-// of scratch, and predicted nanoseconds. Empty where there is no kernel. `sizes`: out and in of each factor.
+// of scratch, and predicted nanoseconds. Empty where there is no kernel. `sizes`: out and in of each factor; `inner`: columns
+// beyond all of them.
 tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
-                                                                      int64_t device) {
+                                                                      int64_t inner, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  if (inner < 1) raise("ValueError", "inner: expected at least 1");
   const std::vector<KronSize> all = sizes_of(sizes);
   const int n = static_cast<int>(all.size());
   for (const KronSize& size : all) {
     if (std::min(size.out, size.in) < 1) raise("ValueError", "sizes: expected at least 1");
     if (std::max(size.out, size.in) > kFibersMost) return {};
   }
-  std::vector<std::int64_t> before(n + 1, rows), after(n + 1, 1);
+  std::vector<std::int64_t> before(n + 1, rows), after(n + 1, inner);
   for (int i = 0; i < n; ++i) before[i + 1] = before[i] * all[i].out;
   for (int i = n - 1; i >= 0; --i) after[i] = after[i + 1] * all[i].in;
   std::vector<double> cost(n + 1, INFINITY);

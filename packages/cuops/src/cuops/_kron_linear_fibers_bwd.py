@@ -12,16 +12,32 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, apply, library
 from ._kron_linear_squares_bwd import two_of_a_size
 
+SMALL = 16  # rows and columns of the largest factors that have a kernel
 MANY = 1 << 21  # elements, from which on tensor cores are faster where they can be
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
 START = 3600  # nanoseconds of a prediction that other work hides
 
 
 @functools.lru_cache(4096)
-def _groups(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> list[tuple[int, int, int, int]]:
-    """The groups of factors: first, count, elements of scratch, nanoseconds. None where there is no kernel."""
-    groups = library().kron_linear_fibers_bwd_plan(DTYPES[dtype], rows, sizes, device)
+def _groups(
+    dtype: torch.dtype, rows: int, sizes: tuple[int, ...], inner: int, device: int
+) -> list[tuple[int, int, int, int]]:
+    groups = library().kron_linear_fibers_bwd_plan(DTYPES[dtype], rows, sizes, inner, device)
     return [(group[0], group[1], group[2], group[3]) for group in groups]
+
+
+def are_small(factors: Sequence[Tensor], most: int = SMALL) -> bool:
+    """Whether no factor has more rows or columns."""
+    return all(max(w.shape) <= most for w in factors)
+
+
+def plan_of_fibers(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, int, int]]:
+    """The groups of factors, with `inner` columns beyond them: first, count, elements of scratch, nanoseconds.
+
+    None where there is no kernel.
+    """
+    sizes = tuple(size for w in factors for size in w.shape)
+    return _groups(x.dtype, x.numel() // x.shape[-1], sizes, inner, x.device.index)
 
 
 def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, int, int, int]]:
@@ -37,7 +53,7 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
         use = min(sizes) < 16 and not (squares and x.numel() >= MANY)
     else:
         use = True
-    return _groups(x.dtype, rows, sizes, x.device.index) if use else []
+    return plan_of_fibers(x, factors, 1) if use else []
 
 
 def time_of_fibers(groups: Sequence[tuple[int, int, int, int]]) -> float:
@@ -50,12 +66,13 @@ def backward_of_fibers(
     x: Tensor,
     factors: Sequence[Tensor],
     groups: Sequence[tuple[int, int, int, int]],
+    inner: int,
     needs_x: bool,
     needs_factors: Sequence[bool],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """`fused_backward` for small factors: forward again to what groups start from, then back through them."""
+    """Back through `apply` of small factors: forward again to what groups start from, then back through them."""
     parts = [slice(first, first + count) for first, count, *_ in groups]
-    beyond = [math.prod(w.shape[1] for w in factors[part.stop :]) for part in parts]
+    beyond = [inner * math.prod(w.shape[1] for w in factors[part.stop :]) for part in parts]
     # x as the samples of each group.
     states, state = [], x.contiguous()
     for part, inner in zip(parts, beyond, strict=True):
