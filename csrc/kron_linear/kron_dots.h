@@ -51,21 +51,19 @@ static_assert(sizeof(KronTermsParams) == 184, "host and device must agree on the
 // rows and columns of all others, of an element of x, one of dy, and one of each other factor.
 struct KronTermsBwdParams {
   KronTermsParams back;  // of dx from dy
-  int start;             // its first block
-  int most;              // terms of the longest sum
   const void *x, *dy;
-  int in, out;    // elements of a row
-  int count;      // results of all factors
-  int lanes_log;  // lanes that share a sum, up to a block's
+  int in, out;  // elements of a row
+  int start;    // the first block of dx
   struct {
     const void* data;
-    void* gradient;  // nullptr: not wanted, no results
+    void* gradient;  // nullptr: not wanted, no blocks
     int row_stride, column_stride;
     KronDivisor by_out, by_in;
     int row_step, column_step;  // how far the elements of dy, and of x, are apart that neighbouring rows and columns belong to
-    int first, terms;           // of its results; of their sums
+    int first, terms;           // its first block; terms of a result
+    int lanes_log;              // lanes that share one, up to a block's
   } factor[kTermsFactors];
 };
-static_assert(sizeof(KronTermsBwdParams) == 448, "host and device must agree on the layout");
+static_assert(sizeof(KronTermsBwdParams) == 472, "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -111,7 +111,7 @@ void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView
   plan.shape.overlaps = true;
   launch(kernels[sums != kFloat64], device, stream, plan.shape, &p);
   SumRowsParams sum{p.partial, data_of(dw), plan.blocks, n, dtype_of(dw, "dw")};
-  launch(sum_kernels[sums != kFloat64], device, stream, {static_cast<unsigned>((n + 31) / 32), 32, 16, 1, 0, true}, &sum);
+  launch(sum_kernels[sums != kFloat64], device, stream, {static_cast<unsigned>(ceil_div(n, 4 * 32)), 32, 16, 1, 0, true}, &sum);
 }
 
 }  // namespace

@@ -129,30 +129,32 @@ __device__ void kron_terms_bwd(const KronTermsBwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kBatch = kTermsBatch;
   if (blockIdx.x >= p.start) return kron_terms<T, kFactors>(p.back, blockIdx.x - p.start);
-  const int thread = blockIdx.x * kDotsThreads + threadIdx.x, lanes = 1 << p.lanes_log, lane = thread & (lanes - 1);
-  const int wanted = thread >> p.lanes_log, index = min(wanted, p.count - 1);
   int own = 0;
 #pragma unroll
-  for (int k = 1; k < kFactors; ++k) own = index >= p.factor[k].first ? k : own;
+  for (int k = 1; k < kFactors; ++k) own = blockIdx.x >= p.factor[k].first ? k : own;
   const auto& f = p.factor[own];
-  const int result = index - f.first, row = divide(result, f.by_in), column = result - row * static_cast<int>(f.by_in.divisor);
-  int x_at[kBatch], dy_at[kBatch], at[kBatch][kFactors];
+  const int thread = (blockIdx.x - f.first) * kDotsThreads + threadIdx.x, lanes = 1 << f.lanes_log, lane = thread & (lanes - 1);
+  const int wanted = thread >> f.lanes_log, columns = static_cast<int>(f.by_in.divisor),
+            result = min(wanted, static_cast<int>(f.by_out.divisor) * columns - 1);
+  const int row = divide(result, f.by_in), column = result - row * columns;
+  constexpr int kOthers = kFactors - 1;
+  int x_at[kBatch], dy_at[kBatch], at[kBatch][kOthers];
   auto find = [&](int from) {
     int all = 0;
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      int rest = min(from + (j << p.lanes_log), f.terms - 1);
+      int rest = min(from + (j << f.lanes_log), f.terms - 1);
       x_at[j] = column * f.column_step;
       dy_at[j] = row * f.row_step;
 #pragma unroll
-      for (int k = kFactors - 1; k >= 0; --k) {
-        const auto& g = p.factor[k];
+      for (int k = kOthers - 1; k >= 0; --k) {
+        const auto& g = p.factor[k + (k >= own)];
         const int after_in = divide(rest, g.by_in), i = rest - after_in * static_cast<int>(g.by_in.divisor);
-        const int after_out = divide(after_in, g.by_out), o = after_in - after_out * static_cast<int>(g.by_out.divisor);
-        at[j][k] = k == own ? 0 : o * g.row_stride + i * g.column_stride;
-        x_at[j] += k == own ? 0 : i * g.column_step;
-        dy_at[j] += k == own ? 0 : o * g.row_step;
-        rest = k == own ? rest : after_out;
+        rest = divide(after_in, g.by_out);
+        const int o = after_in - rest * static_cast<int>(g.by_out.divisor);
+        at[j][k] = o * g.row_stride + i * g.column_stride;
+        x_at[j] += i * g.column_step;
+        dy_at[j] += o * g.row_step;
       }
       x_at[j] += rest * p.in;
       dy_at[j] += rest * p.out;
@@ -164,24 +166,24 @@ __device__ void kron_terms_bwd(const KronTermsBwdParams& p) {
   wait_for_previous();
   Acc sum = 0;
 #pragma unroll 1
-  for (int from = 0; from < p.most; from += kBatch << p.lanes_log) {
+  for (int from = 0; from < f.terms; from += kBatch << f.lanes_log) {
     if (from > 0) find(from + lane);
-    T u[kBatch], v[kBatch], w[kBatch][kFactors];
+    T u[kBatch], v[kBatch], w[kBatch][kOthers];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       u[j] = static_cast<const T*>(p.x)[x_at[j]];
       v[j] = static_cast<const T*>(p.dy)[dy_at[j]];
 #pragma unroll
-      for (int k = 0; k < kFactors; ++k) w[j][k] = static_cast<const T*>(p.factor[k].data)[at[j][k]];
+      for (int k = 0; k < kOthers; ++k) w[j][k] = static_cast<const T*>(p.factor[k + (k >= own)].data)[at[j][k]];
     }
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       Acc term = convert<Acc>(v[j]);  // as a chain has it: dy by the other factors, and then by x
 #pragma unroll
-      for (int k = 0; k < kFactors; ++k) term *= k == own ? Acc(1) : convert<Acc>(w[j][k]);
+      for (int k = 0; k < kOthers; ++k) term *= convert<Acc>(w[j][k]);
       term *= convert<Acc>(u[j]);
-      sum = from + lane + (j << p.lanes_log) < f.terms ? sum + term : sum;
+      sum = from + lane + (j << f.lanes_log) < f.terms ? sum + term : sum;
     }
   }
   __shared__ Acc of_warp[kDotsThreads / 32];
@@ -191,27 +193,28 @@ __device__ void kron_terms_bwd(const KronTermsBwdParams& p) {
     if (threadIdx.x % 32 == 0) of_warp[warp] = sum;
     __syncthreads();
     sum = 0;
-    for (int k = 0; k < warps; ++k) sum += of_warp[warp / warps * warps + k];
+#pragma unroll
+    for (int k = 0; k < kDotsThreads / 32; ++k) sum += k < warps ? of_warp[(warp & -warps) + k] : Acc(0);
   }
-  if (lane == 0 && index == wanted) static_cast<T*>(f.gradient)[result] = convert<T>(sum);
+  if (lane == 0 && result == wanted) static_cast<T*>(f.gradient)[result] = convert<T>(sum);
 }
 
 }  // namespace cuops
 
 #define KRON_DOTS(name, T)                                                \
-  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads)       \
+  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads, 4)    \
       kron_dots_##name(const __grid_constant__ cuops::KronDotsParams p) { \
     cuops::kron_dots<T>(p);                                               \
   }
 
 #define KRON_TERMS(name, T, factors)                                                    \
-  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads)                     \
+  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads, 4)                  \
       kron_terms_##name##_##factors(const __grid_constant__ cuops::KronTermsParams p) { \
     cuops::kron_terms<T, factors>(p, blockIdx.x);                                       \
   }
 
 #define KRON_TERMS_BWD(name, T, factors)                                                       \
-  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads)                            \
+  extern "C" __global__ void __launch_bounds__(cuops::kDotsThreads, 4)                         \
       kron_terms_bwd_##name##_##factors(const __grid_constant__ cuops::KronTermsBwdParams p) { \
     cuops::kron_terms_bwd<T, factors>(p);                                                      \
   }

@@ -184,19 +184,21 @@ double plan_terms_bwd(KronTermsBwdParams* p, DType dtype, std::int64_t rows, con
   if (in * out > kMostPairs || rows > kMostPairs / std::max(in, out)) return INFINITY;
   p->in = static_cast<int>(in);
   p->out = static_cast<int>(out);
-  double elements = static_cast<double>(rows) * static_cast<double>(in * out) * (count + 1) * (count + 1);
-  std::int64_t most = 0;
+  double elements = static_cast<double>(rows) * static_cast<double>(in * out) * (count + 1), most_rounds = 0;
+  int most_log = 0;
   for (int k = 0; k < count; ++k) {
+    auto& f = p->factor[k];
     const std::int64_t terms = rows * (in / sizes[k].in) * (out / sizes[k].out);
     if (terms > kMostTermsBwd) return INFINITY;
-    p->factor[k].terms = static_cast<int>(terms);
-    most = std::max(most, terms);
+    f.terms = static_cast<int>(terms);
+    while (f.lanes_log < kMostLanesLogBwd && std::int64_t{kTermsBatch} << f.lanes_log < terms) ++f.lanes_log;
+    const double rounds = static_cast<double>(ceil_div(terms, std::int64_t{kTermsBatch} << f.lanes_log));
+    elements += static_cast<double>(sizes[k].in * sizes[k].out * (kTermsBatch << f.lanes_log)) * rounds * (count + 1);
+    most_rounds = std::max(most_rounds, rounds);
+    most_log = std::max(most_log, f.lanes_log);
   }
-  p->most = static_cast<int>(most);
-  while (p->lanes_log < kMostLanesLogBwd && std::int64_t{kTermsBatch} << p->lanes_log < most) ++p->lanes_log;
-  const double rounds = static_cast<double>(ceil_div(most, std::int64_t{kTermsBatch} << p->lanes_log)) - 1;
-  const double together = p->lanes_log > kMostLanesLog ? kTermsBwdTogether : 0;
-  return std::max(kTermsBwdStart + together + (dtype == kFloat64 ? kTermsRoundF64 : kTermsRound) * rounds +
+  const double together = most_log > kMostLanesLog ? kTermsBwdTogether : 0;
+  return std::max(kTermsBwdStart + together + (dtype == kFloat64 ? kTermsRoundF64 : kTermsRound) * (most_rounds - 1) +
                       (dtype == kFloat64 ? kTermsElementF64 : kTermsElement) * elements,
                   time_of_dx - kTermsStart + kTermsBwdStart);
 }
@@ -205,22 +207,21 @@ unsigned terms_bwd_of(KronTermsBwdParams* p, const void* x, const void* dy, void
                       const KronFactor* factors) {
   p->x = x;
   p->dy = dy;
-  int results = 0;
+  p->start = 0;
   for (int k = 0; k < kTermsFactors; ++k) {
     auto& f = p->factor[k];
-    f.first = results;
-    if (f.terms == 0) continue;  // beyond the last factor: no result is so far behind
+    f.first = p->start;
+    if (f.terms == 0) continue;  // beyond the last factor: no block is so far behind
     f.data = factors[k].data;
     f.row_stride = static_cast<int>(factors[k].row_stride);
     f.column_stride = static_cast<int>(factors[k].column_stride);
     f.gradient = dfactors[k];
-    if (f.gradient) results += static_cast<int>(f.by_out.divisor * f.by_in.divisor);
+    const std::int64_t results = f.gradient ? std::int64_t{f.by_out.divisor} * f.by_in.divisor : 0;
+    p->start += static_cast<int>(ceil_div(results << f.lanes_log, kDotsThreads));
     p->back.factor[k].data = f.data;
     p->back.factor[k].row_stride = f.column_stride;
     p->back.factor[k].column_stride = f.row_stride;
   }
-  p->count = results;
-  p->start = static_cast<int>(ceil_div(std::int64_t{results} << p->lanes_log, kDotsThreads));
   if (!dx) return static_cast<unsigned>(p->start);
   p->back.x = dy;
   p->back.y = dx;

@@ -12,6 +12,7 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, library
 
 MOST = 25000  # predicted nanoseconds, beyond which other ways are faster, as measured on an H200
+FAR = 1 << 16  # elements from row to row, or column to column, of a factor, that a kernel may not take
 
 
 @functools.lru_cache(4096)
@@ -31,6 +32,7 @@ def backward_of_slices(
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward` in one launch."""
     state, grad = (t.contiguous().reshape(-1, t.shape[-1]) for t in (x, dy))
+    factors = [w.contiguous() if max(w.stride()) > FAR else w for w in factors]
     needed = zip(factors, needs_factors, strict=True)
     dfactors = [w.new_empty(w.shape) if is_needed else None for w, is_needed in needed]
     dx = torch.empty_like(state) if needs_x else None
