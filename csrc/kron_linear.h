@@ -35,11 +35,10 @@ struct KronFactor {
 struct KronStep {
   int first, count;  // of the factors
   int out, in, axis;
-  int size[kKronAxes];  // of the tile before the step
-  KronDivisor by_size[kKronAxes], by_chunks, by_columns, by_pieces;
-  int team;                                             // warps that share the same fibers, each with its own outputs
-  int weight, weight_pitch, weight_units, weight_rows;  // in shared memory; units a chunk
-  int row_scale;                                        // one float32 a row of the weight
+  KronDivisor by_size[kKronAxes], by_chunks, by_columns, by_pieces;  // size: of the tile before the step
+  int team;                                                          // warps that share the same fibers, each with its own outputs
+  int weight, weight_pitch, weight_units, weight_rows;               // in shared memory; units a chunk
+  int row_scale;                                                     // one float32 a row of the weight
   int table, entries;  // where each group of 8 fibers starts; where each row starts for the innermost axis
   bool innermost;
   bool split_state, split_weight;  // operands are pairs of 16-bit numbers
@@ -69,7 +68,7 @@ struct KronFwdParams {
   unsigned char x_piece, y_piece;  // neighbours that move together: a vector of x, a chunk of y, or 4 of 16 bits, or 1
   bool x_linear;                   // the samples of x follow one another without gaps, in whole chunks
 };
-static_assert(sizeof(KronFwdParams) == 1848, "host and device must agree on the layout");
+static_assert(sizeof(KronFwdParams) == 1768, "host and device must agree on the layout");
 
 // The gradient of one factor: the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
 struct KronBwdParams {

@@ -13,7 +13,7 @@ struct KronTunedStep {
   int rows, columns;       // padded
   int weight, weight_low;  // in shared memory: (rows, columns) and the lower halves
   int pitch;               // of a row
-  KronDivisor by_rows, by_columns;
+  KronDivisor by_columns;
 };
 
 // The exponents below which weights are held: as float16, and as bfloat16, whose products must stay in range for any x.
@@ -24,7 +24,6 @@ constexpr int kWeightTop = 15, kBFloatWeightTop = -9;
 struct KronTunedParams {
   Rows x, y;
   const void* bias;
-  float* partial;  // of gradients: one for each team of warps
   long long rows, tiles, bias_lead;
   KronFactor factors[kKronFactors];
   KronTunedStep step[3];  // along the outer axis (in == 1: none), the rows, and the columns
@@ -41,8 +40,7 @@ struct KronTunedParams {
   int shift, outer_shift, last_shift;  // exponents between what is held and what is meant: of each step's results, and in all
   DType dtype;
   bool x_linear;
-  unsigned char gradients;  // of the first factor (1), the second (2), both (3)
 };
-static_assert(sizeof(KronTunedParams) == 1288, "host and device must agree on the layout");
+static_assert(sizeof(KronTunedParams) == 1256, "host and device must agree on the layout");
 
 }  // namespace cuops

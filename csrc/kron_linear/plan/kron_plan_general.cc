@@ -178,7 +178,6 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
     step.in = p.in[step.axis];
     step.out = p.out[step.axis];
     step.innermost = step.axis == last;
-    std::copy(size, size + kKronAxes, step.size);
     for (int axis = 0; axis < kKronAxes; ++axis) step.by_size[axis] = kron_divisor(size[axis]);
     step.by_chunks = kron_divisor(step.innermost ? 1 : ceil_div(size[last], 8));
     step.split_weight = pairs || (halves && step.count > 1);

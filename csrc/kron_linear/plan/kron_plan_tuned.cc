@@ -62,7 +62,6 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
     s.rows = static_cast<int>(round_up(s.out, i == 1 ? 16 * row_tiles : 16));
     s.columns = static_cast<int>(round_up(s.in, 16));
     s.pitch = s.columns / 8 + 1;
-    s.by_rows = kron_divisor(s.rows);
     s.by_columns = kron_divisor(s.columns);
     if (s.count == 0) continue;
     s.weight = reserve(s.rows * s.pitch);
