@@ -173,7 +173,9 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const 
   // The vendor's alone, the last factor first.
   Chain gemms{{}, kLaunch};
   for (int i = 0; i < static_cast<int>(problem.sizes.size()); ++i) {
-    const KronProblem part = part_of(problem, i, i + 1);
+    KronProblem part = part_of(problem, i, i + 1);
+    for (int k = 0; k < i; ++k) part.rows = part.rows / problem.sizes[k].out * problem.sizes[k].in;
+    for (std::size_t k = i + 1; k < problem.sizes.size(); ++k) part.inner = part.inner / problem.sizes[k].in * problem.sizes[k].out;
     const bool in_batch = static_cast<double>(part.rows) / problem.rows * part.inner >= kFew;
     gemms.groups.push_back(plan_gemm(part, in_batch ? static_cast<double>(problem.rows) : 0, device));
     gemms.groups.back().first = i;

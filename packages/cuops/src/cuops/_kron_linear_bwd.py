@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
-from ._kron_linear_fused import DTYPES, apply, fused_chain, library, tf32_allowed
-from ._kron_linear_gemm import FEW_BACK, chain_of_matmuls_backward
+from ._kron_linear_fused import DTYPES, apply, fused_chain, in_place, library, tf32_allowed
+from ._kron_linear_gemm import FEW_BACK, chain_of_matmuls_backward, most_between
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
-NARROW_ALONG = 12  # and of those with columns beyond them, the largest ones that no GEMM is faster for
 FEW_ROWS = 64  # float32, for fewer than which a gradient in the library's kernel is faster than by a batched GEMM
 
 
@@ -48,7 +47,7 @@ def fused_backward(
         return backward_of_fibers(dy, x, factors, groups, 1, needs_x, needs_factors)
     if squares:
         return backward_of_squares(dy, x, factors, *squares, needs_x, needs_factors)
-    if cut := _cut_before_squares(x, factors) or _cut_of_sizes(factors):
+    if cut := _cut_before_squares(x, factors) or _cut_of_sizes(x, factors):
         return _backward_in_two(dy, x, factors, cut, needs_x, needs_factors)
     return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
 
@@ -64,9 +63,27 @@ def _cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
     return 1 if cuts else 0
 
 
-def _cut_of_sizes(factors: Sequence[Tensor]) -> int:
-    """How many factors come before the first large one, where they are small, or before the first small one; or 0."""
-    return next((k for k in range(1, len(factors)) if are_small(factors[k : k + 1]) != are_small(factors[:1])), 0)
+def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """How many factors come before the first large one, where they are small, or before the first small one.
+
+    0 where the chain of GEMMs is better: without kernels for small factors, for several large ones before these, and
+    where what lies between the parts would be more than the chain has there.
+    """
+    small = [are_small([w]) for w in factors]
+    cut = next((k for k in range(1, len(factors)) if small[k] != small[0]), 0)
+    if cut == 0 or not plan_of_fibers(x, [factors[small.index(True)]], 1):
+        return 0
+    first, others = factors[:cut], factors[cut:]
+    if not small[0] and cut > 1 and not two_of_a_size(x, first):
+        return 0
+    i, o = (math.prod(w.shape[d] for w in first) for d in (1, 0))
+    j, p = (math.prod(w.shape[d] for w in others) for d in (1, 0))
+    return cut if (i * p if _others_come_first(first, others) else o * j) <= most_between(factors) else 0
+
+
+def _others_come_first(first: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether to apply the others before the first's gradients are found: small ones, which takes less time."""
+    return are_small(others) and not are_small(first)
 
 
 def _backward_in_two(
@@ -85,8 +102,8 @@ def _backward_in_two(
     def by_others(dy: Tensor, x: Tensor, needs_x: bool) -> tuple[Tensor | None, list[Tensor | None]]:
         return fused_backward(dy.reshape(-1, p), x.reshape(-1, j), others, needs_x, needs_others)
 
-    state, dx, dfirst, dothers = x.contiguous(), None, [None] * cut, [None] * len(others)
-    if are_small(others) and not are_small(first):  # whose product takes less time
+    state, dx, dfirst, dothers = in_place(x.contiguous()), None, [None] * cut, [None] * len(others)
+    if _others_come_first(first, others):
         after = apply(state.reshape(-1, j), others, 1) if any(needs_first) else state
         before, dfirst = by_first(dy, after, p, needs_x or any(needs_others))
         if before is not None:
@@ -103,10 +120,10 @@ def _backward_along(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Back through `apply`: the gradients of factors that have `inner` columns beyond them, and for x, (rows, ...)."""
-    rows, transposed = len(x), [w.mT for w in factors]
+    dy, rows, transposed = in_place(dy), len(x), [w.mT for w in factors]
     if not any(needs_factors):
         return apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None, [None] * len(factors)
-    if are_small(factors, NARROW_ALONG) and (groups := plan_of_fibers(x, factors, inner)):
+    if are_small(factors) and (groups := plan_of_fibers(x, factors, inner)):
         return backward_of_fibers(dy, x, factors, groups, inner, needs_x, needs_factors)
     grads, states = dy.reshape(rows, -1, inner), x.reshape(rows, -1, inner)
     if len(factors) == 1:
@@ -123,10 +140,10 @@ def _sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     (rows, o, inner), i = g.shape, x.shape[1]
     if x.dtype == torch.float32 and rows < FEW_ROWS:
         partial_rows = _partial_rows(x.dtype, rows, inner, o, i, x.device.index)
-        if partial_rows > 0:
+        if 0 < partial_rows * o * i <= g.numel() + x.numel():
             dw, partial = x.new_empty(o, i), x.new_empty(partial_rows, -(-o * i // 4) * 4)
             library().kron_linear_bwd(dw, partial, g.contiguous(), x.contiguous(), tf32_allowed(x))
             return dw
-    if inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than g
+    if inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
         return torch.bmm(g, x.mT).sum(0)
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)

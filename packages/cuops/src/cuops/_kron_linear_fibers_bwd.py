@@ -12,7 +12,7 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, apply, library
 from ._kron_linear_squares_bwd import two_of_a_size
 
-SMALL = 16  # rows and columns of the largest factors that have a kernel
+SMALL = 12  # rows and columns of the largest factors that no GEMM is faster for, with columns beyond them
 MANY = 1 << 21  # elements, from which on tensor cores are faster where they can be
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
 START = 3600  # nanoseconds of a prediction that other work hides
@@ -26,9 +26,9 @@ def _groups(
     return [(group[0], group[1], group[2], group[3]) for group in groups]
 
 
-def are_small(factors: Sequence[Tensor], most: int = SMALL) -> bool:
-    """Whether no factor has more rows or columns."""
-    return all(max(w.shape) <= most for w in factors)
+def are_small(factors: Sequence[Tensor]) -> bool:
+    """Whether no GEMM is faster for any of the factors."""
+    return all(max(w.shape) <= SMALL for w in factors)
 
 
 def plan_of_fibers(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, int, int]]:
