@@ -17,6 +17,7 @@ from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
+SMALL = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest that are not better off in a chain of GEMMs
 FEW_ROWS = 64  # float32, for fewer than which a gradient in the library's kernel is faster than by a batched GEMM
 
 
@@ -69,7 +70,7 @@ def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor]) -> int:
     0 where the chain of GEMMs is better: without kernels for small factors, for several large ones before these, and
     where what lies between the parts would be more than the chain has there.
     """
-    small = [are_small([w]) for w in factors]
+    small = [max(w.shape) <= SMALL[w.element_size()] for w in factors]
     cut = next((k for k in range(1, len(factors)) if small[k] != small[0]), 0)
     if cut == 0 or not plan_of_fibers(x, [factors[small.index(True)]], 1):
         return 0
