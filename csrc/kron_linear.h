@@ -70,23 +70,4 @@ struct KronFwdParams {
 };
 static_assert(sizeof(KronFwdParams) == 1768, "host and device must agree on the layout");
 
-// The gradient of one factor: the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
-struct KronBwdParams {
-  const void *g, *x;
-  void* partial;  // (blocks, out, in) in the dtype of the sums
-  long long rows, inner;
-  int out, in;
-  int out_blocks, in_blocks;  // of kKronBlock
-  int depth;                  // of a tile
-  KronDivisor by_inner;
-  int g_pitch, x_pitch, g_state[2], x_state[2], scales, buffers;
-  int shared_units;  // all of it
-  DType dtype;
-  bool pairs;       // float32 as two float16
-  bool depth_rows;  // in shared memory, a row is an element of the depth, rather than one of out or in
-  bool vectors;
-};
-static_assert(sizeof(KronBwdParams) == 112, "host and device must agree on the layout");
-constexpr int kKronBlock = 128;
-
 }  // namespace cuops

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 from cuops import _kron_linear_bwd, _kron_linear_fused, reference
-from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of
+from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of, sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, exact_gradients, make
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -170,6 +170,7 @@ def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, ke
     monkeypatch.setattr(_kron_linear_bwd, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
     monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
     monkeypatch.setattr(_kron_linear_bwd, "backward_of_fibers", backward_of_product)
+    monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
     for time in ("time_of_products", "time_of_slices"):
         monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
     for plan in ("groups_of_fibers", "two_of_a_size"):

@@ -2,14 +2,22 @@
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "host/error.h"
+#include "host/integers.h"
+#include "host/kernel.h"
 #include "host/tensor.h"
-#include "kron_linear/plan/kron_plan.h"
-#include "rms_norm.h"
+#include "kron_linear/kron_bwd.h"
 
 namespace cuops {
 namespace {
+
+struct BwdProblem {
+  DType dtype;
+  std::int64_t rows, inner, out, in;
+  bool across_g, across_x;  // rather than along the depth
+};
 
 struct BwdPlan {
   KronBwdParams params{};
@@ -17,101 +25,132 @@ struct BwdPlan {
   std::int64_t blocks = 0;  // as many as rows of partial sums
 };
 
-BwdPlan plan_bwd(DType dtype, std::int64_t rows, std::int64_t inner, std::int64_t out, std::int64_t in, bool aligned,
-                 const Hardware& hw) {
-  constexpr int kTile = 32, kWarps = 16;  // as in kron_linear_bwd.cu
+// Whether there is a kernel: for rows of whole vectors, and g along the depth where only one of the two is.
+bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
+  const std::int64_t width = 16 / size_of(problem.dtype);
+  auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
+  return hw.tuned >= 80 && in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in) &&
+         (problem.across_x || !problem.across_g) && problem.rows * problem.inner < INT32_MAX &&
+         std::max(problem.out, problem.in) < INT32_MAX;
+}
+
+BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   BwdPlan plan;
   KronBwdParams& p = plan.params;
-  p.rows = rows;
-  p.inner = inner;
-  p.out = static_cast<int>(out);
-  p.in = static_cast<int>(in);
-  p.dtype = dtype;
-  p.out_blocks = static_cast<int>((out + kKronBlock - 1) / kKronBlock);
-  p.in_blocks = static_cast<int>((in + kKronBlock - 1) / kKronBlock);
-  p.depth_rows = aligned && inner == 1 && out % 8 == 0 && in % 8 == 0;
-  p.vectors = p.depth_rows || (aligned && inner % 8 == 0);
-  p.by_inner = kron_divisor(std::min<std::int64_t>(inner, INT32_MAX));
-  const int units = dtype == kFloat64 ? 4 : 2;
-  auto padded = [](std::int64_t size) {
-    return static_cast<int>(std::min<std::int64_t>(kKronBlock, (size + kTile - 1) / kTile * kTile));
+  const int bytes = size_of(problem.dtype), step = 64 / bytes;
+  p.depth = static_cast<unsigned>(problem.rows * problem.inner);
+  p.inner = static_cast<unsigned>(problem.inner);
+  // Blocks have tiles of one size, warps those of whole multiples.
+  auto set_tile = [&](KronBwdOperand& o, std::int64_t size, int& blocks) {
+    blocks = static_cast<int>(ceil_div(size, kBwdBlock));
+    o.size = static_cast<int>(size);
+    o.tile = static_cast<int>(round_up(ceil_div(size, blocks), 16));
+    while (1 << o.unit_bits < o.tile * bytes / 16) ++o.unit_bits;
   };
-  const int g_rows = padded(out), x_rows = padded(in), limit = hw.shared_bytes - 1024;
-  int deepest = 256;
-  while (deepest * std::max(g_rows, x_rows) * units > 32768) deepest /= 2;
-  for (int depth = deepest; depth >= 16; depth /= 2) {
-    for (int buffers = 2; buffers >= 1; --buffers) {
-      auto pitch = [&](int size) { return units * (p.depth_rows ? size : depth) / 8 + kron_gap(dtype); };
-      auto bytes = [&](int size) { return 16 * (p.depth_rows ? depth : size) * pitch(size); };
-      const int g_bytes = bytes(g_rows), x_bytes = bytes(x_rows), states = buffers * (g_bytes + x_bytes);
-      const int sums = kWarps / 2 * kTile * (kTile + 1) * (dtype == kFloat64 ? 8 : 4);
-      const int shared = 16 + std::max(states, sums);
-      if (shared > limit) continue;
-      p.depth = depth;
-      p.buffers = buffers;
-      p.g_pitch = pitch(g_rows);
-      p.x_pitch = pitch(x_rows);
-      p.scales = 0;
-      p.shared_units = shared / 16;
-      for (int i = 0; i < 2; ++i) {
-        p.g_state[i] = 1 + (i % buffers) * (g_bytes + x_bytes) / 16;
-        p.x_state[i] = p.g_state[i] + g_bytes / 16;
-      }
-      const std::int64_t steps = (rows * inner + depth - 1) / depth, pairs = p.out_blocks * p.in_blocks;
-      plan.blocks = std::min<std::int64_t>(steps, std::max<std::int64_t>(1, hw.multiprocessors / pairs));
-      plan.shape = {static_cast<unsigned>(plan.blocks * pairs), 32 * kWarps, 1, 1, static_cast<unsigned>(shared)};
-      return plan;
-    }
+  set_tile(p.g, problem.out, p.out_blocks);
+  set_tile(p.x, problem.in, p.in_blocks);
+  auto warps_of = [](const KronBwdOperand& o) { return (o.tile + kBwdTile - 1) / kBwdTile; };
+  const int tiles = warps_of(p.g) * warps_of(p.x);
+  // Units of an operand's part of a stage.
+  auto units_of = [&](KronBwdOperand& o, bool across) {
+    const int rows = warps_of(o) * kBwdTile;
+    o.pitch = across ? static_cast<int>(round_up(rows * bytes / 16, 8)) : p.steps * 4;
+    return o.pitch * (across ? p.steps * step : rows);
+  };
+  constexpr int kMostUnits = 2048;  // of a stage, where two steps are not more
+  for (p.steps = 8;; p.steps /= 2) {
+    p.x_at = units_of(p.g, problem.across_g);
+    p.stage_units = p.x_at + units_of(p.x, problem.across_x);
+    if (p.steps == 2 || p.stage_units <= kMostUnits) break;
   }
-  raise("ValueError", "factors: no tile fits this GPU");
+  const int parts = std::max(1, std::min(kBwdMostWarps / tiles, p.steps / 2));
+  const int threads = static_cast<int>(round_up(32 * tiles * parts, 64));
+  const int sums = parts > 1 ? tiles * kBwdTile * kBwdTile * std::max(bytes, 4) : 0;
+  const int shared = std::max(kBwdStages * p.stage_units * 16, sums);
+  // More blocks read faster, and write more partial sums.
+  constexpr double kBlockBytes = 33, kSumBytes = 2500;  // in a nanosecond
+  const std::int64_t pairs = p.out_blocks * p.in_blocks, stages = ceil_div(problem.rows * problem.inner, p.steps * step);
+  const int together = std::max(1, std::min(512 / threads, hw.shared_bytes / (shared + 1024)));
+  const double depth_bytes = static_cast<double>(problem.rows) * problem.inner * bytes;
+  const double read = depth_bytes * (p.g.tile + p.x.tile) * together / kBlockBytes;
+  const double add = static_cast<double>(problem.out) * problem.in * std::max(bytes, 4) / kSumBytes;
+  const std::int64_t wanted = std::max<std::int64_t>(1, std::llround(std::sqrt(read / add)));
+  plan.blocks = std::min({stages, wanted, std::max<std::int64_t>(1, hw.multiprocessors * together / pairs)});
+  plan.shape = {static_cast<unsigned>(plan.blocks * pairs), static_cast<unsigned>(threads)};
+  plan.shape.shared_bytes = static_cast<unsigned>(shared);
+  plan.shape.overlaps = true;
+  return plan;
 }
 
-// How many rows of partial sums of out * in the gradient of a factor needs; 0 where the GPU has no kernel for it.
-int64_t kron_linear_bwd_partial_rows(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, int64_t device) {
+// How many rows of partial sums of out * in the gradient of a factor needs; 0 where there is no kernel.
+int64_t kron_linear_bwd_partial_rows(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, bool across_g,
+                                     bool across_x, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  const BwdProblem problem{static_cast<DType>(dtype), rows, inner, out, in, across_g, across_x};
   const Hardware& hw = hardware("kron_linear_bwd", static_cast<int>(device));
-  if (hw.tuned < 80) return 0;
-  std::int64_t most = 0;
-  for (const bool aligned : {false, true})
-    most = std::max(most, plan_bwd(static_cast<DType>(dtype), rows, inner, out, in, aligned, hw).blocks);
-  return most;
+  return has_kernel(problem, hw) ? plan_bwd(problem, hw).blocks : 0;
 }
 
-// dw (out, in) = the sum over rows and inner of g (rows, out, inner) times x (rows, in, inner); contiguous arrays on one GPU. dw
-// has their dtype or that of the sums, and `partial` is scratch of kron_linear_bwd_partial_rows rows in the latter.
+// Whether an array (rows, size, inner) has its rows across the depth: (rows, inner, size) in memory.
+bool is_across(TensorView t, const char* name) {
+  if (t.ndim() != 3) raise("ValueError", std::string(name) + ": expected (rows, size, inner)");
+  const std::int64_t size = t.size(1), inner = t.size(2);
+  auto strides = [&](std::int64_t first, std::int64_t second, std::int64_t third) {
+    const std::int64_t expected[] = {first, second, third};
+    for (int i = 0; i < 3; ++i)
+      if (t.size(i) != 1 && t.stride(i) != expected[i]) return false;
+    return true;
+  };
+  if (strides(size * inner, 1, size)) return true;
+  if (!strides(size * inner, inner, 1))
+    raise("ValueError", std::string(name) + ": expected rows along or across the depth, without gaps");
+  return false;
+}
+
+// dw (out, in) = the sum over rows and inner of g (rows, out, inner) times x (rows, in, inner), on one GPU. Each of these is
+// contiguous, or would be with its last two dimensions swapped. dw has their dtype or that of the sums, and `partial` is scratch of
+// kron_linear_bwd_partial_rows rows in the latter.
 void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView x, bool allow_tf32) {
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   if (dtype_of(g, "g") != dtype) raise("TypeError", "g: expected x's dtype");
   if (dtype_of(partial, "partial") != sums) raise("TypeError", "partial: expected the dtype of the sums");
-  if (dw.ndim() != 2 || g.ndim() != 3 || x.ndim() != 3) raise("ValueError", "dw: expected a matrix, and g and x of 3 dimensions");
-  if (g.size(0) != x.size(0) || g.size(2) != x.size(2) || dw.size(0) != g.size(1) || dw.size(1) != x.size(1))
-    raise("ValueError", "g: expected (rows, out, inner), as x is (rows, in, inner) and dw (out, in)");
-  for (const TensorView& t : {dw, partial, g, x}) {
-    if (!t.is_contiguous()) raise("ValueError", "dw, partial, g, x: expected contiguous arrays");
-    expect_device(t, "dw, partial, g", x.device());
-  }
   if (g.numel() == 0 || x.numel() == 0) raise("ValueError", "x: expected no empty array");
+  const bool across_g = is_across(g, "g"), across_x = is_across(x, "x");
+  const BwdProblem problem{dtype, x.size(0), x.size(2), g.size(1), x.size(1), across_g, across_x};
+  if (g.size(0) != problem.rows || g.size(2) != problem.inner)
+    raise("ValueError", "g: expected (rows, out, inner), as x is (rows, in, inner)");
+  expect_matrix(dw, "dw", dtype_of(dw, "dw"), x.device(), problem.out, problem.in);
+  for (const TensorView& t : {partial, g}) expect_device(t, "partial, g", x.device());
   const int device = x.device().device_id;
   const Hardware& hw = hardware("kron_linear_bwd", device);
-  if (hw.tuned < 80) raise("ValueError", "x: no kernel for this GPU; ask kron_linear_bwd_partial_rows");
-  BwdPlan plan = plan_bwd(dtype, x.size(0), x.size(2), g.size(1), x.size(1), aligned16(data_of(g)) && aligned16(data_of(x)), hw);
+  if (!has_kernel(problem, hw) || !aligned16(data_of(g)) || !aligned16(data_of(x)))
+    raise("ValueError", "x: no kernel; ask kron_linear_bwd_partial_rows, and begin g and x at multiples of 16 bytes");
+  BwdPlan plan = plan_bwd(problem, hw);
   const std::int64_t n = dw.numel();
-  if (partial.numel() < plan.blocks * round_up(n, 4) || !aligned16(data_of(partial)))
+  if (!partial.is_contiguous() || partial.numel() < plan.blocks * round_up(n, 4) || !aligned16(data_of(partial)))
     raise("ValueError", "partial: expected " + std::to_string(plan.blocks) + " rows of dw's size, in fours");
   KronBwdParams& p = plan.params;
-  p.g = data_of(g);
-  p.x = data_of(x);
+  p.g.data = data_of(g);
+  p.x.data = data_of(x);
   p.partial = data_of(partial);
-  p.pairs = dtype == kFloat32 && !allow_tf32;
-  static Kernel kernels[] = {{"kron_linear_bwd", "kron_linear_bwd_f64"}, {"kron_linear_bwd", "kron_linear_bwd_f32"}};
-  static Kernel sum_kernels[] = {{"rms_norm_bwd_any", "rms_norm_sum_rows_f64"}, {"rms_norm_bwd_any", "rms_norm_sum_rows_f32"}};
+#define CUOPS_BWD_KERNELS(name)                                                                            \
+  {                                                                                                        \
+    {"kron_linear_bwd", "kron_bwd_" name "_along"}, {"kron_linear_bwd", "kron_bwd_" name "_along_across"}, \
+        {"kron_linear_bwd", "kron_bwd_" name "_across"}                                                    \
+  }
+  static Kernel kernels[][3] = {CUOPS_BWD_KERNELS("f64"), CUOPS_BWD_KERNELS("f32"), CUOPS_BWD_KERNELS("f16"),
+                                CUOPS_BWD_KERNELS("bf16"), CUOPS_BWD_KERNELS("tf32")};
+#undef CUOPS_BWD_KERNELS
+  static Kernel sum_kernels[] = {{"kron_linear_bwd", "kron_bwd_sum_f64"}, {"kron_linear_bwd", "kron_bwd_sum_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  plan.shape.overlaps = true;
-  launch(kernels[sums != kFloat64], device, stream, plan.shape, &p);
-  SumRowsParams sum{p.partial, data_of(dw), plan.blocks, n, dtype_of(dw, "dw")};
-  launch(sum_kernels[sums != kFloat64], device, stream, {static_cast<unsigned>(ceil_div(n, 4 * 32)), 32, 16, 1, 0, true}, &sum);
+  launch(kernels[dtype == kFloat32 && allow_tf32 ? 4 : dtype][across_g + across_x], device, stream, plan.shape, &p);
+  KronBwdSum sum{p.partial, data_of(dw), n, static_cast<int>(plan.blocks), dtype_of(dw, "dw")};
+  const bool wide = sums == kFloat64;
+  LaunchShape shape{static_cast<unsigned>(ceil_div(n, wide ? 16 : 32)), 512};
+  shape.overlaps = true;
+  launch(sum_kernels[!wide], device, stream, shape, &sum);
 }
 
 }  // namespace

@@ -4,262 +4,333 @@
 
 #if CUOPS_TUNED >= 80
 #include "device/row_sums.cuh"
-#include "kron_linear.h"
+#include "kron_bwd.h"
 #include "kron_shared.cuh"
+#include "kron_squares_sum.cuh"
 
 namespace cuops {
 
-constexpr int kTile = 32;  // of a warp, in both directions
+// 16 bytes on their way to shared memory, or zeros.
+__device__ inline void copy_vector(unsigned to, const uint4* from, bool exists) {
+  if (exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+  }
+}
 
-// How many of `size` rows of the sums from `first` on belong to a block. What lies between them and the next multiple of kTile is
-// zero from the start.
-__device__ inline int own(int size, int first) { return min(kKronBlock, size - first); }
+// An operand in shared memory. What a lane multiplies is of 16 bytes of the depth, one after the other; four lanes have a step. So
+// a row along the depth is read in whole units, and of one across the depth, lanes find the same elements in as many units.
+template <class T, bool kAcross>
+class BwdOperand {
+ public:
+  static constexpr int kWidth = 16 / sizeof(T), kStep = 4 * kWidth;
 
-__device__ inline KronDivisor divisor_of(int n) { return {static_cast<unsigned>(n), n == 1 ? 0 : 0xffffffffu / n + 1}; }
-
-// One operand, those of its `size` rows that belong to this block, at depths from `start` on.
-template <class Acc, bool kWiden>
-__device__ void load_operand(const KronBwdParams& p, const void* data, int size, int first, int state, int pitch, long long start) {
-  const char* const from = static_cast<const char*>(data);
-  const int rows = own(size, first), bytes = size_of(p.dtype);
-  const bool copy = p.vectors && !(kWiden && bytes == 2);
-  const int width = copy ? 16 / bytes : p.vectors ? 8 : 1;
-  const long long first_row = start / p.inner, depth = p.rows * p.inner;
-  const int first_column = static_cast<int>(start - first_row * p.inner);
-  // Neighbouring threads take neighbours in memory.
-  const bool by_size = p.depth_rows || p.inner == 1;
-  const int step = p.depth_rows ? width : 1, fast = by_size ? rows / step : p.depth / width;
-  const int count = p.depth_rows ? rows * p.depth / width : rows * (p.depth / width);
-  const KronDivisor by_fast = divisor_of(fast);
-#pragma unroll 2
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const int slow_index = divide(i, by_fast), fast_index = i - slow_index * fast;
-    const int m = by_size ? fast_index * step : slow_index;
-    const int k = by_size ? slow_index : fast_index * width;
-    const int over = p.inner >= p.depth ? first_column + k >= p.inner : divide(first_column + k, p.by_inner);
-    const long long column = first_column + k - over * p.inner;
-    const bool valid = start + k < depth;
-    const char* const at = from + (valid ? ((first_row + over) * size + first + m) * p.inner + column : 0) * bytes;
-    const int row = p.depth_rows ? k : m, position = p.depth_rows ? m : k;
-    char* const chunk = shared_at<char>(state + row * pitch + position / 8 * kChunkUnits<Acc>);
-    char* const to = chunk + position % 8 * (kWiden ? static_cast<int>(sizeof(Acc)) : bytes);
-    if (copy) {
-      copy_or_zero(to, at, valid);
-    } else if (p.vectors) {
-      *reinterpret_cast<Pack<Acc, 8>*>(chunk) = valid ? load_chunk<Acc>(p.dtype, at) : Pack<Acc, 8>{};
+  // Of a block that copies every `between`-th stage, from `stage` on.
+  __device__ BwdOperand(const KronBwdParams& p, const KronBwdOperand& o, int first, unsigned stage, unsigned between)
+      : operand_(o), rows_(min(o.tile, o.size - first)) {
+    const int units = kAcross ? 1 << o.unit_bits : p.steps * 4;  // of which neighbouring threads have one each
+    unit_ = static_cast<int>(threadIdx.x) % units;
+    line_ = static_cast<int>(threadIdx.x) / units;
+    lines_ = static_cast<int>(blockDim.x) / units;
+    const unsigned depth = p.steps * (kAcross ? kStep : 4);
+    position_ = stage * depth + (kAcross ? line_ : unit_);
+    advance_ = between * depth;
+    end_ = kAcross ? p.depth : p.depth / kWidth;
+    const uint4* const data = static_cast<const uint4*>(o.data);
+    if constexpr (kAcross) {
+      from_ = data + static_cast<long long>(position_) * (o.size / kWidth) + first / kWidth + unit_;
     } else {
-      const Pack<Acc, 1> v{valid ? load_element<Acc>(p.dtype, at, 0) : Acc(0)};
-      if (kWiden) {
-        *reinterpret_cast<Acc*>(to) = v.at[0];
-      } else {
-        store_chunk(p.dtype, to, 0, v);
-      }
+      each_ = p.inner / kWidth;
+      row_ = position_ / each_;
+      column_ = position_ - row_ * each_;
+      advance_rows_ = advance_ / each_;
+      advance_columns_ = advance_ - advance_rows_ * each_;
+      from_ = data + static_cast<long long>(first + line_) * each_;
     }
   }
-}
 
-// Brings both operands near 2^15 and splits them.
-__device__ inline void scale_operands(const KronBwdParams& p, int buffer, int outs, int ins) {
-  constexpr int kBatch = 4;
-  int* const largest = shared_at<int>(p.scales);
-  const int stride = static_cast<int>(blockDim.x);
-#pragma unroll 1
-  for (int pass = 0; pass < 4; ++pass) {
-    const bool is_g = pass % 2 == 0;
-    const int size = is_g ? outs : ins, pitch = is_g ? p.g_pitch : p.x_pitch;
-    const int state = is_g ? p.g_state[buffer] : p.x_state[buffer];
-    const int chunks = p.depth_rows ? size / 8 : p.depth / 8, count = (p.depth_rows ? p.depth : size) * chunks;
-    const KronDivisor by_chunks = divisor_of(chunks);
-    const float scale = pass < 2 ? 1.0f : power_of_two(exponent_to_top(largest[pass % 2]));
-    int most = 0;
-#pragma unroll 1
-    for (int start = threadIdx.x; start < count; start += kBatch * stride) {
-      uint4* at[kBatch];
-      Pack<float, 8> v[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int i = min(start + b * stride, count - 1), row = divide(i, by_chunks);
-        at[b] = shared_at<uint4>(state + row * pitch + 2 * (i - row * chunks));
-        v[b] = load_chunk<float>(p.dtype, at[b]);
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (pass < 2) {
-#pragma unroll
-          for (int j = 0; j < 8; ++j) most = max(most, __float_as_int(v[b].at[j]) & 0x7fffffff);
-        } else if (start + b * stride < count) {
-          split_chunk(v[b], scale, at[b][0], at[b][1]);
+  // Starts to copy what of a stage belongs to the block, zeros beyond the depth, and goes on to the next one.
+  __device__ void copy(int at, int depth) {
+    const int pitch = operand_.pitch;
+    if constexpr (kAcross) {
+      const long long each = operand_.size / kWidth;
+      if (unit_ < rows_ / kWidth) {
+        const uint4* from = from_;
+#pragma unroll 4
+        for (int k = line_; k < depth; k += lines_) {
+          copy_vector(shared_address(shared_at<char>(at + k * pitch + (unit_ ^ swizzle(k)))), from, position_ + (k - line_) < end_);
+          from += lines_ * each;
         }
       }
+      from_ += advance_ * each;
+    } else {
+      const bool exists = position_ < end_;
+      const uint4* from = from_ + static_cast<long long>(row_) * operand_.size * each_ + column_;
+      const long long step = static_cast<long long>(lines_) * each_;
+      unsigned to = shared_address(shared_at<char>(at + line_ * pitch + (unit_ ^ line_ % 2 * 4)));
+#pragma unroll 4
+      for (int m = line_; m < rows_; m += lines_) {
+        copy_vector(to, from, exists);
+        from += step;
+        to += lines_ * pitch * 16;
+      }
+      row_ += advance_rows_;
+      column_ += advance_columns_;
+      if (column_ >= each_) {
+        column_ -= each_;
+        ++row_;
+      }
     }
-    most = __reduce_max_sync(~0u, most);
-    if (pass < 2 && threadIdx.x % 32 == 0) atomicMax(largest + pass, most);
-    if (pass == 1) __syncthreads();
+    position_ += advance_;
   }
-  __syncthreads();
-}
 
-// A warp's part of the tile's products: 32 x 32 sums.
-__device__ inline void multiply_scaled(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step,
-                                       float (&sum)[2][4][4]) {
-  const int lane = threadIdx.x % 32, eighth = lane / 8;
-  for (int k = from * 16; k < p.depth; k += step * 16) {
-    unsigned a[2][2][4], b[2][2][4];
+  // 32 rows of a step, in groups of 8: of each, what a lane has of the row of number lane / 4.
+  __device__ static void load_rows(unsigned (&v)[4][4], const KronBwdOperand& o, int at, int first, int step) {
+    const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
+    if constexpr (!kAcross) {
+      const uint4* const from = shared_at<uint4>(at + (first + row) * o.pitch + ((step * 4 + part) ^ row % 2 * 4));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int m = m0 + i * 16, n = n0 + i * 16;
-      unsigned a_at, b_at;
-      if (p.depth_rows) {
-        a_at = shared_address(
-            shared_at<char>(p.g_state[buffer] + (k + eighth / 2 * 8 + lane % 8) * p.g_pitch + (m / 8 + eighth % 2) * 2));
-        b_at = shared_address(
-            shared_at<char>(p.x_state[buffer] + (k + eighth % 2 * 8 + lane % 8) * p.x_pitch + (n / 8 + eighth / 2) * 2));
-        load_matrices_transposed(a[i][0], a_at);
-        load_matrices_transposed(b[i][0], b_at);
-        if (p.pairs) {
-          load_matrices_transposed(a[i][1], a_at + 16);
-          load_matrices_transposed(b[i][1], b_at + 16);
-        }
-      } else {
-        a_at = shared_address(shared_at<char>(p.g_state[buffer] + (m + lane % 16) * p.g_pitch + (k / 8 + lane / 16) * 2));
-        b_at = shared_address(
-            shared_at<char>(p.x_state[buffer] + (n + eighth / 2 * 8 + lane % 8) * p.x_pitch + (k / 8 + eighth % 2) * 2));
-        load_matrices(a[i][0], a_at);
-        load_matrices(b[i][0], b_at);
-        if (p.pairs) {
-          load_matrices(a[i][1], a_at + 16);
-          load_matrices(b[i][1], b_at + 16);
-        }
+      for (int i = 0; i < 4; ++i) set(v[i], from[i * 8 * o.pitch]);
+    } else if constexpr (sizeof(T) == 2) {
+      const int one = lane % 8;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int k = step * kStep + one / 2 * 8 + 2 * j + one % 2;
+        unsigned r[4];
+        load_matrices_transposed(r, shared_address(shared_at<char>(at + k * o.pitch + ((first / 8 + lane / 8) ^ swizzle(k)))));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i][j] = r[i];
       }
-    }
+    } else {
 #pragma unroll
-    for (int product = 2; product >= 0; --product) {
-      if (product > 0 && !p.pairs) continue;
+      for (int j = 0; j < 4; ++j) {
+        // kWidth of the depth, in float64 of two times 16 rows.
+        const int k = step * kStep + part * kWidth + j % kWidth, unit = first / kWidth + j / kWidth * 8 + row;
+        unsigned r[4];
+        set(r, *shared_at<uint4>(at + k * o.pitch + (unit ^ swizzle(k))));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const auto& right = b[n / 2][product == 1];
-          mma<__half>(sum[i][n], a[i][product == 2], right[n % 2 * 2], right[n % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (sizeof(T) == 4) {
+            v[i][j] = r[i];
+          } else {
+            v[j / 2 * 2 + i / 2][j % 2 * 2 + i % 2] = r[i];
+          }
         }
       }
     }
   }
+
+  // The row of the tile that is number `index` of a group.
+  __device__ static int row_of(int group, int index) {
+    if constexpr (kAcross && sizeof(T) == 4) return index * 4 + group;
+    if constexpr (kAcross && sizeof(T) == 8) return group / 2 * 16 + index * 2 + group % 2;
+    return group * 8 + index;
+  }
+
+ private:
+  // Of the units of one of the depth: lanes that load together are at different ones of eight.
+  __device__ static int swizzle(int k) { return k / kWidth % 4 * 2 + k % 2; }
+
+  __device__ static void set(unsigned (&r)[4], const uint4& u) {
+    r[0] = u.x;
+    r[1] = u.y;
+    r[2] = u.z;
+    r[3] = u.w;
+  }
+
+  const KronBwdOperand& operand_;
+  int rows_;                 // of the block
+  int unit_, line_, lines_;  // this thread's unit, and its first one of as many lines as threads have at a time
+  const uint4* from_;
+  unsigned position_, advance_, end_;  // in the depth
+  unsigned each_, row_, column_, advance_rows_, advance_columns_;
+};
+
+// float32 as the sum of two TF32, the nearest and what is left.
+__device__ inline void split_tf32(unsigned v, unsigned& high, unsigned& low) {
+  high = (v + 0x1000u) & 0xffffe000u;
+  low = __float_as_uint(__uint_as_float(v) - __uint_as_float(high));
 }
 
-__device__ inline void multiply_double(const KronBwdParams& p, int buffer, int m0, int n0, int from, int step,
-                                       double (&sum)[2][4][4]) {
-  const int lane = threadIdx.x % 32;
-  const int g_row = p.depth_rows ? 1 : 2 * p.g_pitch, g_depth = p.depth_rows ? 2 * p.g_pitch : 1;
-  const int x_row = p.depth_rows ? 1 : 2 * p.x_pitch, x_depth = p.depth_rows ? 2 * p.x_pitch : 1;
-  const double* const g = shared_at<double>(p.g_state[buffer]) + (m0 + lane / 4) * g_row + lane % 4 * g_depth;
-  const double* const x = shared_at<double>(p.x_state[buffer]) + (n0 + lane / 4) * x_row + lane % 4 * x_depth;
-  for (int k = from * 8; k < p.depth; k += step * 8) {
-    double a[2][4], b[4][2];
+// sum += a step's products: 32 x 32 sums, of 16 x 8 each. kPairs: float32 as pairs, or as TF32. As tensor cores cut sums off, they
+// form those of 8 products only.
+template <bool kPairs>
+__device__ void add_products(const unsigned (&g)[4][4], const unsigned (&x)[4][4], float (&sum)[2][4][4], float) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      a[i / 4][i % 4] = g[(i / 4 * 16 + i % 2 * 8) * g_row + (k + i % 4 / 2 * 4) * g_depth];
-      b[i / 2][i % 2] = x[i / 2 * 8 * x_row + (k + i % 2 * 4) * x_depth];
-    }
+  for (int k = 0; k < 4; k += 2) {
+    unsigned high[2][4], low[2][4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 8; ++i) split_tf32(g[i / 4 * 2 + i % 2][k + i % 4 / 2], high[i / 4][i % 4], low[i / 4][i % 4]);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) mma(sum[i][j], a[i], b[j][0], b[j][1]);
+    for (int n = 0; n < 4; n += 2) {
+      unsigned x_high[2][2], x_low[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) split_tf32(x[n + i / 2][k + i % 2], x_high[i / 2][i % 2], x_low[i / 2][i % 2]);
+      float part[2][2][4] = {};
+      auto add_part = [&](const unsigned (&a)[2][4], const unsigned (&b)[2][2]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) mma_tf32(part[i / 2][i % 2], a[i / 2], b[i % 2][0], b[i % 2][1]);
+      };
+      if constexpr (kPairs) {
+        add_part(low, x_high);
+        add_part(high, x_low);
+      }
+      add_part(high, x_high);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum[i / 8][n + i / 4 % 2][i % 4] += part[i / 8][i / 4 % 2][i % 4];
     }
   }
 }
 
-// Where a warp's sums belong in its 32 x 32 tile: visit(row, column, sum).
-template <class Acc, class F>
-__device__ void for_each_sum(Acc (&sum)[2][4][4], F&& visit) {
-  const int lane = threadIdx.x % 32;
+template <bool, class Half>
+__device__ void add_products(const unsigned (&g)[4][4], const unsigned (&x)[4][4], float (&sum)[2][4][4], Half) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i)
-    visit(i / 16 * 16 + i % 4 / 2 * 8 + lane / 4, i / 4 % 4 * 8 + lane % 4 * 2 + i % 2, sum[i / 16][i / 4 % 4][i % 4]);
+  for (int k = 0; k < 4; k += 2) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const unsigned a[4] = {g[2 * m][k], g[2 * m + 1][k], g[2 * m][k + 1], g[2 * m + 1][k + 1]};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) mma<Half>(sum[m][n], a, x[n][k], x[n][k + 1]);
+    }
+  }
 }
 
-// Blocks take every n-th tile of the depth, so that every run adds in the same order. Warps share the tile's outputs; where these
-// are few, several warps share an output tile, each with its part of the depth.
-template <class Acc>
+template <bool>
+__device__ void add_products(const unsigned (&g)[4][4], const unsigned (&x)[4][4], double (&sum)[2][4][4], double) {
+  auto number = [](const unsigned (&v)[4], int k) {
+    return __hiloint2double(static_cast<int>(v[2 * k + 1]), static_cast<int>(v[2 * k]));
+  };
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    const double a[4] = {number(g[2 * m], 0), number(g[2 * m + 1], 0), number(g[2 * m], 1), number(g[2 * m + 1], 1)};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) mma(sum[m][n], a, number(x[n], 0), number(x[n], 1));
+  }
+}
+
+// Blocks take every n-th stage of the depth, so that every run adds in the same order. Warps share the block's tile; where this is
+// small, several warps have the same part of it, each in other steps.
+template <class T, class Acc, bool kPairs, bool kAcrossG, bool kAcrossX>
 __device__ void kron_linear_bwd(const KronBwdParams& p) {
-  constexpr bool kScaled = kSame<Acc, float>, kWiden = !kScaled;
-  const int first_out = static_cast<int>(blockIdx.x) % p.out_blocks * kKronBlock;
-  const int first_in = static_cast<int>(blockIdx.x) / p.out_blocks % p.in_blocks * kKronBlock;
-  const int block = blockIdx.x / (p.out_blocks * p.in_blocks), blocks = gridDim.x / (p.out_blocks * p.in_blocks);
-  const int outs = min(kKronBlock, p.out - first_out), ins = min(kKronBlock, p.in - first_in);
-  const int out_tiles = (outs + kTile - 1) / kTile, in_tiles = (ins + kTile - 1) / kTile, tiles = out_tiles * in_tiles;
-  const int warp = threadIdx.x / 32, parts = blockDim.x / 32 / tiles, part = warp / tiles, tile = warp - part * tiles;
-  const int m0 = tile % out_tiles * kTile, n0 = tile / out_tiles * kTile;
-  const long long steps = (p.rows * p.inner + p.depth - 1) / p.depth;
+  using G = BwdOperand<T, kAcrossG>;
+  using X = BwdOperand<T, kAcrossX>;
+  const int pairs = p.out_blocks * p.in_blocks, pair = static_cast<int>(blockIdx.x) % pairs;
+  const unsigned block = blockIdx.x / pairs, blocks = gridDim.x / pairs;
+  const int first_out = pair % p.out_blocks * p.g.tile, first_in = pair / p.out_blocks * p.x.tile;
+  const int out_tiles = (p.g.tile + kBwdTile - 1) / kBwdTile, in_tiles = (p.x.tile + kBwdTile - 1) / kBwdTile;
+  const int warp = threadIdx.x / 32, tiles = out_tiles * in_tiles, parts = static_cast<int>(blockDim.x) / 32 / tiles;
+  const int part = warp / tiles, tile = warp - part * tiles, m0 = tile % out_tiles * kBwdTile, n0 = tile / out_tiles * kBwdTile;
+  const int depth = p.steps * G::kStep;
+  const unsigned stages = (p.depth + depth - 1) / depth;
 
-  Acc total[2][4][4] = {};
-  for (int i = threadIdx.x; i < p.shared_units; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
-  __syncthreads();
-  int buffer = 0;
-  bool ready = false;
-  for (long long next = block, current = block; current < steps;) {
-    if (next < steps) {
-      load_operand<Acc, kWiden>(p, p.g, p.out, first_out, p.g_state[buffer], p.g_pitch, next * p.depth);
-      load_operand<Acc, kWiden>(p, p.x, p.in, first_in, p.x_state[buffer], p.x_pitch, next * p.depth);
+  G g(p, p.g, first_out, block, blocks);
+  X x(p, p.x, first_in, block, blocks);
+  auto load = [&](unsigned stage, int slot) {
+    if (stage < stages) {
+      g.copy(slot * p.stage_units, depth);
+      x.copy(slot * p.stage_units + p.x_at, depth);
     }
     commit_copies();
-    next += blocks;
-    if (p.buffers == 2) {
-      buffer ^= 1;
-      if (!ready) {
-        ready = true;
-        continue;
-      }
-      wait_for_copies<1>();
-    } else {
-      wait_for_copies<0>();
-    }
+  };
+#pragma unroll 1
+  for (int i = 0; i < kBwdStages - 1; ++i) load(block + i * blocks, i);
+  Acc sum[2][4][4] = {};
+  int slot = 0;
+#pragma unroll 1
+  for (unsigned stage = block; stage < stages; stage += blocks) {
+    wait_for_copies<kBwdStages - 2>();
     __syncthreads();
-    if constexpr (kScaled) scale_operands(p, buffer, outs, ins);
+    load(stage + (kBwdStages - 1) * blocks, slot > 0 ? slot - 1 : kBwdStages - 1);
     if (part < parts) {
-      if constexpr (kScaled) {
-        float sum[2][4][4] = {};
-        multiply_scaled(p, buffer, m0, n0, part, parts, sum);
-        const int exponent = -exponent_to_top(shared_at<int>(p.scales)[0]) - exponent_to_top(shared_at<int>(p.scales)[1]);
-        const float scale = power_of_two(exponent / 2), rest = power_of_two(exponent - exponent / 2);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) total[i / 16][i / 4 % 4][i % 4] += sum[i / 16][i / 4 % 4][i % 4] * scale * rest;
-      } else {
-        multiply_double(p, buffer, m0, n0, part, parts, total);
+#pragma unroll 1
+      for (int step = part; step < p.steps; step += parts) {
+        unsigned rows[4][4], columns[4][4];
+        G::load_rows(rows, p.g, slot * p.stage_units, m0, step);
+        X::load_rows(columns, p.x, slot * p.stage_units + p.x_at, n0, step);
+        add_products<kPairs>(rows, columns, sum, T());
       }
     }
-    __syncthreads();
-    if (kScaled && threadIdx.x < 2) shared_at<int>(p.scales)[threadIdx.x] = 0;
-    current += blocks;
+    slot = slot + 1 < kBwdStages ? slot + 1 : 0;
   }
-  wait_for_copies<0>();
   __syncthreads();
-  Acc* const shared_sums = shared_at<Acc>(p.g_state[0]) + tile * kTile * (kTile + 1);
+  // Parts are added in order: a lane's sums are where the same lane of the other parts has its own.
+  Acc* const shared = shared_at<Acc>(0) + tile * kBwdTile * kBwdTile + threadIdx.x % 32;
   for (int turn = 1; turn < parts; ++turn) {
-    if (part == turn) for_each_sum(total, [&](int row, int column, Acc& v) { shared_sums[row * (kTile + 1) + column] = v; });
+    if (part == turn) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) shared[i * 32] = sum[i / 16][i / 4 % 4][i % 4];
+    }
     __syncthreads();
-    if (part == 0) for_each_sum(total, [&](int row, int column, Acc& v) { v += shared_sums[row * (kTile + 1) + column]; });
+    if (part == 0) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) sum[i / 16][i / 4 % 4][i % 4] += shared[i * 32];
+    }
     __syncthreads();
   }
   if (part > 0) return;
-  Acc* const partial = static_cast<Acc*>(p.partial) + block * sums_stride(static_cast<long long>(p.out) * p.in);
-  for_each_sum(total, [&](int row, int column, Acc& v) {
-    const int out = first_out + m0 + row, in = first_in + n0 + column;
-    if (out < p.out && in < p.in) partial[static_cast<long long>(out) * p.in + in] = v;
-  });
+  const long long sums = static_cast<long long>(p.g.size) * p.x.size, stride = sums_stride(sums);
+  Acc* const partial = static_cast<Acc*>(p.partial) + block * stride;
+  const int lane = threadIdx.x % 32;
+  if (pair == 0 && threadIdx.x < stride - sums) partial[sums + threadIdx.x] = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int m = m0 + G::row_of(i / 16 * 2 + i % 4 / 2, lane / 4), n = n0 + X::row_of(i / 4 % 4, lane % 4 * 2 + i % 2);
+    if (m < min(p.g.tile, p.g.size - first_out) && n < min(p.x.tile, p.x.size - first_in))
+      partial[static_cast<long long>(first_out + m) * p.x.size + first_in + n] = sum[i / 16][i / 4 % 4][i % 4];
+  }
+}
+
+// Adds up what blocks have found: 8 vectors by 64 blocks at a time, by 512 threads.
+template <class Acc, class Vector>
+__device__ void sum_blocks(const KronBwdSum& p) {
+  constexpr int kWidth = sizeof(Vector) / sizeof(Acc);
+  __shared__ Vector shared[16][8];
+  const int column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const long long each = sums_stride(p.n) / kWidth, at = static_cast<long long>(blockIdx.x) * 8 + column;
+  const Vector* const from = static_cast<const Vector*>(p.partial) + at;
+  wait_for_previous();
+  Vector v = {};
+  if (at < each) {
+#pragma unroll 4
+    for (int i = threadIdx.x / 8; i < p.blocks; i += 64) add(v, from[i * each]);
+  }
+#pragma unroll
+  for (int step = 8; step < 32; step *= 2) add(v, beside(v, step));
+  if (lane < 8) shared[warp][lane] = v;
+  __syncthreads();
+  const long long i = static_cast<long long>(blockIdx.x) * 8 * kWidth + threadIdx.x;
+  if (threadIdx.x >= 8 * kWidth || i >= p.n) return;
+  Acc sum = 0;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) sum += reinterpret_cast<const Acc*>(shared[j])[threadIdx.x];
+  store_chunk(p.dtype, p.dw, i, Pack<Acc, 1>{sum});
 }
 
 }  // namespace cuops
 
-#define KRON_LINEAR_BWD(name, Acc)                                                                            \
-  extern "C" __global__ void __launch_bounds__(512, 1) kron_linear_bwd_##name(const cuops::KronBwdParams p) { \
-    cuops::wait_in_turn();                                                                                    \
-    cuops::kron_linear_bwd<Acc>(p);                                                                           \
-  }
+extern "C" __global__ void __launch_bounds__(512) kron_bwd_sum_f32(const __grid_constant__ cuops::KronBwdSum p) {
+  cuops::sum_blocks<float, float4>(p);
+}
+extern "C" __global__ void __launch_bounds__(512) kron_bwd_sum_f64(const __grid_constant__ cuops::KronBwdSum p) {
+  cuops::sum_blocks<double, double2>(p);
+}
 
-// Instances, as kron_linear_bwd.cc asks for them.
-KRON_LINEAR_BWD(f64, double)
-KRON_LINEAR_BWD(f32, float)
+// Instances, as kron_linear_bwd.cc asks for them: both operands along the depth, g along and x across, both across.
+#define KRON_LINEAR_BWD_OF(name, T, Acc, pairs, across_g, across_x)                                                      \
+  extern "C" __global__ void __launch_bounds__(512, 1) kron_bwd_##name(const __grid_constant__ cuops::KronBwdParams p) { \
+    cuops::wait_in_turn();                                                                                               \
+    cuops::kron_linear_bwd<T, Acc, pairs, across_g, across_x>(p);                                                        \
+  }
+#define KRON_LINEAR_BWD(name, T, Acc, pairs)                          \
+  KRON_LINEAR_BWD_OF(name##_along, T, Acc, pairs, false, false)       \
+  KRON_LINEAR_BWD_OF(name##_along_across, T, Acc, pairs, false, true) \
+  KRON_LINEAR_BWD_OF(name##_across, T, Acc, pairs, true, true)
+KRON_LINEAR_BWD(f64, double, double, false)
+KRON_LINEAR_BWD(f32, float, float, true)
+KRON_LINEAR_BWD(tf32, float, float, false)
+KRON_LINEAR_BWD(f16, __half, float, false)
+KRON_LINEAR_BWD(bf16, __nv_bfloat16, float, false)
 #else
-extern "C" __global__ void kron_linear_bwd_nowhere() {}
+extern "C" __global__ void kron_bwd_nowhere() {}
 #endif

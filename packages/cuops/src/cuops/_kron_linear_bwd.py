@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ._kron_linear_factor_bwd import factor_gradient
 from ._kron_linear_fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
-from ._kron_linear_fused import DTYPES, apply, fused_chain, in_place, library, tf32_allowed
-from ._kron_linear_gemm import FEW_BACK, chain_of_matmuls_backward, most_between
+from ._kron_linear_fused import apply, fused_chain, in_place
+from ._kron_linear_gemm import chain_of_matmuls_backward, most_between
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 SMALL = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest that are not better off in a chain of GEMMs
-FEW_ROWS = 64  # float32, for fewer than which a gradient in the library's kernel is faster than by a batched GEMM
-
-
-@functools.lru_cache(4096)
-def _partial_rows(dtype: torch.dtype, rows: int, inner: int, out: int, in_: int, device: int) -> int:
-    return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, out, in_, device)
 
 
 def fused_backward(
@@ -50,7 +44,7 @@ def fused_backward(
         return backward_of_squares(dy, x, factors, *squares, needs_x, needs_factors)
     if cut := _cut_before_squares(x, factors) or _cut_of_sizes(x, factors):
         return _backward_in_two(dy, x, factors, cut, needs_x, needs_factors)
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors)
+    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient)
 
 
 def _cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
@@ -129,22 +123,8 @@ def _backward_along(
     grads, states = dy.reshape(rows, -1, inner), x.reshape(rows, -1, inner)
     if len(factors) == 1:
         dx = apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None
-        return dx, [_sum_of_products(grads, states)]
+        return dx, [factor_gradient(grads, states)]
     # Rearranged, so that nothing is beyond them.
     flat = grads.mT.reshape(-1, grads.shape[1]), states.mT.reshape(-1, states.shape[1])
     dx, dfactors = fused_backward(*flat, factors, needs_x, needs_factors)
     return None if dx is None else dx.reshape(rows, inner, -1).mT.reshape(rows, -1), dfactors
-
-
-def _sum_of_products(g: Tensor, x: Tensor) -> Tensor:
-    """The sum over rows of g (rows, o, inner) times x (rows, i, inner), transposed: (o, i)."""
-    (rows, o, inner), i = g.shape, x.shape[1]
-    if x.dtype == torch.float32 and rows < FEW_ROWS:
-        partial_rows = _partial_rows(x.dtype, rows, inner, o, i, x.device.index)
-        if 0 < partial_rows * o * i <= g.numel() + x.numel():
-            dw, partial = x.new_empty(o, i), x.new_empty(partial_rows, -(-o * i // 4) * 4)
-            library().kron_linear_bwd(dw, partial, g.contiguous(), x.contiguous(), tf32_allowed(x))
-            return dw
-    if inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
-        return torch.bmm(g, x.mT).sum(0)
-    return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)

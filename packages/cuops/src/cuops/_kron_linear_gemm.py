@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .reference import elements_between
+
+Gradient = Callable[[Tensor, Tensor], Tensor]
 
 FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
 # Up to which a batch of small products is faster than one GEMM: products, elements, and rows.
@@ -97,25 +99,32 @@ def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) 
     return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
 
 
+def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
+    """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
+    (rows, o, inner), i = g.shape, x.shape[1]
+    if inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
+        return torch.bmm(g, x.mT).sum(0)
+    return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
+
+
 def _apply_transposed(
-    grad: Tensor, w: Tensor, state: Tensor | None, needs_state: bool
+    grad: Tensor, w: Tensor, state: Tensor | None, needs_state: bool, gradient: Gradient
 ) -> tuple[Tensor | None, Tensor | None]:
     """Back through `_apply_factor(state, w)`: the gradients for state, where needed, and for w, if there is a state."""
     o, i = w.shape
     rows, rest = len(grad), grad.shape[1] // o
-    grads = grad.reshape(rows, o, rest)
+    grads, flat, dw = grad.reshape(rows, o, rest), None, None
     in_batch = rest >= FEW_BACK and o <= rest  # then a gradient a row is no larger than the state
-    dw, flat = None, None
-    if state is not None and in_batch:
-        dw = torch.bmm(grads, state.reshape(rows, rest, i)).sum(0)
-    elif state is not None:
+    if not in_batch:
         flat = grads.mT.reshape(rows * rest, o)
-        dw = flat.mT @ state.reshape(rows * rest, i)
+    if state is not None and flat is None:
+        dw = gradient(grads, state.reshape(rows, rest, i).mT)
+    elif state is not None:
+        dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
     if not needs_state:
         return None, dw
-    if in_batch or _is_small(grad, w, rest):
+    if flat is None or _is_small(grad, w, rest):
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    flat = grads.mT.reshape(rows * rest, o) if flat is None else flat
     return (flat @ w).reshape(rows, rest * i), dw
 
 
@@ -125,7 +134,13 @@ def _are_products_small(first: Tensor, second: Tensor) -> bool:
 
 
 def _backward_of_two(
-    dy: Tensor, x: Tensor, first: Tensor, second: Tensor, needs_x: bool, needs_factors: Sequence[bool]
+    dy: Tensor,
+    x: Tensor,
+    first: Tensor,
+    second: Tensor,
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+    gradient: Gradient,
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and two factors, the second of which needs no batched GEMM, nor a sum over one's results."""
     (o, i), (p, j) = first.shape, second.shape
@@ -133,27 +148,35 @@ def _backward_of_two(
     dx = dfirst = dsecond = None
     if needs_factors[0]:
         after = (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
-        dfirst = torch.bmm(grads, after.mT).sum(0)
+        dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
         before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
-        dsecond = before.mT @ states.reshape(-1, j) if needs_factors[1] else None
+        dsecond = gradient(before.unsqueeze(-1), states.reshape(-1, j, 1)) if needs_factors[1] else None
         dx = (before @ second).reshape(x.shape) if needs_x else None
     return dx, [dfirst, dsecond]
 
 
 def chain_of_matmuls_backward(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+    dy: Tensor,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+    gradient: Gradient = sum_of_products,
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it."""
+    """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
+
+    `gradient`: what finds that of a factor, as `sum_of_products` does.
+    """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
     if _turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
-        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1])
+        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     if len(factors) == 2 and min(*factors[0].shape, *factors[1].shape) >= FEW and _are_products_small(*factors):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors)
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient)
     state, states = x.reshape(-1, x.shape[-1]), {}
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
@@ -164,5 +187,6 @@ def chain_of_matmuls_backward(
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
         if grad is not None:
-            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None), needs_x or any(needs_factors[k + 1 :]))
+            needs_state = needs_x or any(needs_factors[k + 1 :])
+            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None), needs_state, gradient)
     return None if grad is None else grad.reshape(x.shape), dfactors

@@ -1,0 +1,42 @@
+// What the host tells the kernels of kron_linear_bwd.cu.
+#pragma once
+
+#include "kron_linear.h"
+
+namespace cuops {
+
+constexpr int kBwdBlock = 128;  // the most rows and columns of the gradient that a block finds
+constexpr int kBwdTile = 32;    // that a warp finds
+constexpr int kBwdStages = 3;   // of the depth, in shared memory at a time
+constexpr int kBwdMostWarps = 16;
+
+// One of the arrays: `size` rows along the depth, or across it, where the depth's neighbours are `size` elements apart.
+struct KronBwdOperand {
+  const void* data;
+  int size, tile;  // the rows of most blocks
+  int pitch;       // of shared memory, in units of 16 bytes: of a row, or of one of the depth
+  int unit_bits;   // across: of the power of two that the units of a tile's rows are at most
+};
+
+// The gradient of one factor, (out, in): the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
+struct KronBwdParams {
+  KronBwdOperand g, x;
+  void* partial;          // (blocks, out, in) in the dtype of the sums
+  unsigned depth, inner;  // in elements
+  int steps;              // of a stage: a power of two, from 2 on
+  int stage_units, x_at;  // of shared memory: a stage, and where x begins in it
+  int out_blocks, in_blocks;
+};
+static_assert(sizeof(KronBwdParams) == 88, "host and device must agree on the layout");
+
+// Adds up the partial sums of the blocks.
+struct KronBwdSum {
+  const void* partial;
+  void* dw;
+  long long n;
+  int blocks;
+  DType dtype;  // of dw
+};
+static_assert(sizeof(KronBwdSum) == 32, "host and device must agree on the layout");
+
+}  // namespace cuops

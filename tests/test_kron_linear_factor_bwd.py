@@ -1,0 +1,123 @@
+"""The gradient of one factor of kron_linear: products summed over all that it does not touch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuops import _kron_linear_factor_bwd, _kron_linear_fused
+from cuops._kron_linear_factor_bwd import factor_gradient
+from cuops._kron_linear_gemm import sum_of_products
+from kron_samples import DTYPES, assert_repeatable, random
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _kernel(monkeypatch):
+    """Where there is a kernel, it is taken, faster or not."""
+    _kron_linear_factor_bwd._partial_rows.cache_clear()
+    monkeypatch.setattr(_kron_linear_factor_bwd, "_is_faster", lambda *_: True)
+    yield
+    _kron_linear_factor_bwd._partial_rows.cache_clear()
+
+
+# Rows and columns of the factor: parts of a warp's tile, whole ones, parts of several blocks.
+SIZES = [(8, 8), (16, 16), (24, 40), (80, 80), (128, 96), (72, 144), (264, 8), (200, 136)]
+# Rows, and columns beyond the factor's.
+DEPTHS = [(1, 8), (7, 16), (3, 200), (1, 5000), (100, 24), (300, 64)]
+
+
+def operands(rows, inner, size, dtype, layout):
+    """g (rows, o, inner) and x (rows, i, inner), each with its rows along the depth or across it."""
+    made = []
+    for k, (columns, is_across) in enumerate(zip(size, layout, strict=True)):
+        t = random((rows, inner, columns) if is_across else (rows, columns, inner), dtype, 3 + k)
+        made.append(t.mT if is_across else t)
+    return made
+
+
+def check(got, g, x):
+    wanted = torch.einsum("rok,rik->oi", g.double(), x.double())
+    terms = torch.einsum("rok,rik->oi", g.double().abs(), x.double().abs())
+    # What is left out of a product, what sums lose, and the rounding of the result.
+    sums = 1e-15 if g.dtype == torch.float64 else 1e-6
+    bound = sums * terms + torch.finfo(g.dtype).eps * wanted.abs()
+    assert got.dtype == g.dtype
+    assert ((got.double() - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", [(False, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("depth", DEPTHS, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_it_is_the_sum_of_products(size, depth, layout, dtype):
+    g, x = operands(*depth, size, dtype, layout)
+    check(factor_gradient(g, x), g, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 33, 1000, 70001])
+def test_rows_alone(rows, dtype):
+    g, x = operands(rows, 1, (48, 64), dtype, (False, False))
+    check(factor_gradient(g, x), g, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", [(False, False), (False, True), (True, True)], ids=str)
+def test_everything_is_written_and_nothing_beside_it(layout, dtype):
+    library, sums = _kron_linear_fused.library(), torch.promote_types(dtype, torch.float32)
+    g, x = operands(9, 40, (40, 72), dtype, layout)
+    rows = _kron_linear_factor_bwd._partial_rows(dtype, 9, 40, 40, 72, *layout, False, 0)
+    dw, beside = torch.full((60, 72), torch.nan, dtype=dtype, device="cuda").split([40, 20])
+    partial = torch.full((rows, 40 * 72), torch.nan, dtype=sums, device="cuda")
+    library.kron_linear_bwd(dw, partial, g, x, False)
+    check(dw, g, x)
+    assert beside.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_runs_give_the_same_bits(dtype):
+    g, x = operands(17, 600, (96, 64), dtype, (False, True))
+    assert_repeatable(lambda: [factor_gradient(g, x)])
+
+
+def test_float32_of_very_different_magnitudes():
+    g, x = operands(3, 512, (32, 48), torch.float32, (False, True))
+    scale = torch.logspace(-30, 30, 32, device="cuda").reshape(1, 32, 1)
+    g = g * scale
+    check(factor_gradient(g, x) / scale[0], g / scale, x)
+
+
+def test_tf32_where_it_is_allowed(monkeypatch):
+    g, x = operands(3, 4096, (64, 64), torch.float32, (False, True))
+    exact = factor_gradient(g, x)
+    monkeypatch.setattr(_kron_linear_factor_bwd, "tf32_allowed", lambda x: True)
+    less = factor_gradient(g, x)
+    assert not torch.equal(less, exact)
+    assert (less - exact).norm() <= torch.finfo(torch.float16).eps * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_the_kernel_cannot_read_goes_through_gemms(dtype):
+    g, x = operands(5, 3, (7, 9), dtype, (False, False))
+    assert torch.equal(factor_gradient(g, x), sum_of_products(g, x))
+    storage = random((5 * 16 * 64 + 1,), dtype)
+    g, x = storage[1:].view(5, 16, 64), random((5, 16, 64), dtype, 1)
+    assert torch.equal(factor_gradient(g, x), sum_of_products(g, x))
+    g = random((1, 16, 64), dtype).expand(5, 16, 64)
+    assert torch.equal(factor_gradient(g, x), sum_of_products(g, x))
+
+
+def test_wrong_arguments_are_named():
+    library, (g, x) = _kron_linear_fused.library(), operands(5, 16, (8, 8), torch.float32, (False, False))
+    dw, partial = g.new_empty(8, 8), g.new_empty(200, 64)
+    with pytest.raises(ValueError, match="g: expected rows along or across"):
+        library.kron_linear_bwd(dw, partial, g[:, :, ::2], x[:, :, ::2], False)
+    with pytest.raises(ValueError, match="g: expected"):
+        library.kron_linear_bwd(dw, partial, g[:4], x, False)
+    with pytest.raises(ValueError, match="partial: expected"):
+        library.kron_linear_bwd(dw, partial[:1, :1], g, x, False)
+    with pytest.raises(TypeError, match="partial: expected the dtype of the sums"):
+        library.kron_linear_bwd(dw, partial.half(), g, x, False)
+    with pytest.raises(ValueError, match="x: no kernel"):
+        library.kron_linear_bwd(dw, partial, g.mT.contiguous().mT, x, False)
