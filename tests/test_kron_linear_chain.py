@@ -66,6 +66,22 @@ def test_gradients_are_those_of_the_product(sample):
         close(got, gradient)
 
 
+@pytest.mark.parametrize("sizes", [[(40, 35), (33, 44)], [(7, 11), (13, 5), (3, 2)], [(8, 8)] * 4], ids=str)
+def test_states_that_were_kept_are_not_found_again(sizes):
+    rows, outs, ins = 3, *(math.prod(s[d] for s in sizes) for d in (0, 1))
+    x, dy = make((rows, ins), torch.float64), make((rows, outs), torch.float64, seed=9)
+    factors, states = [make(size, torch.float64, seed=k) for k, size in enumerate(sizes)], []
+    chain_of_matmuls(x, factors, None, states)
+    everything = dy, x, factors, True, [True] * len(sizes), sum_of_products
+    with FlopCounterMode(display=False) as counter:
+        dx, dfactors = chain_of_matmuls_backward(*everything, states)
+    want, wanted = chain_of_matmuls_backward(*everything)
+    for got, gradient in zip([dx, *dfactors], [want, *wanted], strict=True):
+        close(got, gradient)
+    of = [math.prod(i for _, i in sizes[:k]) * math.prod(o for o, _ in sizes[k:]) * i for k, (_, i) in enumerate(sizes)]
+    assert counter.get_total_flops() == 2 * rows * 2 * sum(of)
+
+
 class Largest(TorchDispatchMode):
     """Notes the most bytes of any tensor that an operation gives."""
 

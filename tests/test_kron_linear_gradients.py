@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import cuops
+import kron_samples
 import pytest
 import torch
-from kron_samples import DTYPES, SAMPLES, TO_DIFFERENTIATE, arguments, assert_repeatable, exact_gradients, make, x_of
+from cuops import reference
+from kron_samples import (
+    DTYPES,
+    SAMPLES,
+    TO_DIFFERENTIATE,
+    arguments,
+    assert_repeatable,
+    exact_gradients,
+    make,
+    x_of,
+)
 
 SUBSETS = {"x": (True, False, False), "factors": (False, True, False), "bias": (False, False, True), "all": (True,) * 3}
 
@@ -141,3 +152,40 @@ def test_training_has_the_loss_curve_of_the_whole_matrix(dtype, device):
     # Each step rounds otherwise, to either side, and passes that on: what 30 steps may add up to, and as much again.
     assert got == pytest.approx(losses(whole), rel=16 * torch.finfo(dtype).eps)
     assert got[-1] < 0.9 * got[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "sizes", "dtype", "states"),
+    [
+        (300, [(80, 80), (96, 96)], torch.float64, 1),
+        (2, [(80, 80), (40, 56), (96, 88)], torch.float64, 2),
+        (1, [(32, 32)] * 4, torch.float64, 3),
+        (1, [(96, 96)] * 3, torch.bfloat16, 2),
+        (40, [(80, 80)] * 3, torch.float64, 0),  # of more than a few rows
+        (1, [(96, 96)] * 3, torch.float32, 0),
+    ],
+    ids=str,
+)
+def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
+    factors = [w.requires_grad_() for w in kron_samples.factors_of(sizes, dtype)]
+    x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
+    y = cuops.kron_linear(x, factors)
+    assert len(y.grad_fn.saved_tensors) == 1 + len(sizes) + states
+    assert len(cuops.kron_linear(x, [w.detach() for w in factors]).grad_fn.saved_tensors) == 1 + len(sizes)
+    dy = torch.randn_like(y)
+    got = torch.autograd.grad(y, [x, *factors], dy, retain_graph=True)
+    again = torch.autograd.grad(y, [x, *factors], dy, retain_graph=True)
+    leaves = [t.detach().double().requires_grad_() for t in (x, *factors)]
+    want = torch.autograd.grad(reference.kron_linear_torch(leaves[0], leaves[1:], None), leaves, dy.double())
+    for a, b, c in zip(got, again, want, strict=True):
+        assert torch.equal(a, b)
+        assert (a.double() - c).norm() <= 8 * len(sizes) * torch.finfo(dtype).eps * c.norm()
+    if dtype == torch.float64:  # differentiable again, without the states
+        dx = torch.autograd.grad(y, x, dy, create_graph=True)[0]
+        second = torch.autograd.grad(dx.square().sum(), factors[0])[0]
+        exact = reference.kron_linear_torch(leaves[0], leaves[1:], None)
+        exact = torch.autograd.grad(exact, leaves[0], dy.double(), create_graph=True)[0]
+        torch.testing.assert_close(
+            second, torch.autograd.grad(exact.square().sum(), leaves[1])[0], rtol=1e-9, atol=1e-6
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda
+from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states
 from ._transforms import is_batched, is_transformed
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -58,15 +58,23 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, *factors)
-        return _fwd_cuda(x, factors, bias)
+        needs_factors = any(ctx.needs_input_grad[2:])
+        y, states = forward_and_states(x, factors, bias) if needs_factors else (_fwd_cuda(x, factors, bias), [])
+        ctx.factors = len(factors)
+        ctx.save_for_backward(x, *factors, *states)
+        return y
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        x, *factors = ctx.saved_tensors
+        x, *saved = ctx.saved_tensors
+        factors, kept = saved[: ctx.factors], saved[ctx.factors :]
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
-        backward = torch.ops.cuops.kron_linear_bwd if torch.is_grad_enabled() or _is_compiling() else _bwd_cuda
-        backward = _bwd_plain if is_batched(dy) else backward
-        dx, dfactors, dbias = backward(dy, x, factors, needs_x, needs_factors, needs_bias)
+        arguments = dy, x, factors, needs_x, needs_factors, needs_bias
+        if is_batched(dy):
+            dx, dfactors, dbias = _bwd_plain(*arguments)
+        elif torch.is_grad_enabled() or _is_compiling():
+            dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(*arguments)
+        else:
+            dx, dfactors, dbias = _bwd_cuda(*arguments, kept)
         dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
         return dx if needs_x else None, dbias if needs_bias else None, *dfactors

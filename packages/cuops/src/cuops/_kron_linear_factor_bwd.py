@@ -10,8 +10,8 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, library, tf32_allowed
 from ._kron_linear_gemm import sum_of_products
 
-# The largest factors that the library's kernel is faster for, as measured on an H200, by the bytes of an element (2 for TF32).
-# For both operands along the sum, x across it, and both across it.
+# As measured on an H200, the largest factors that the library's kernel is faster for, by the bytes of an element (2 for
+# TF32): with both operands along the sum, with x across it, and with both across it.
 MOST = {2: (48, 48, 32), 4: (128, 64, 48), 8: (48, 48, 32)}
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
 DEEP = 32  # terms of a sum for each row of a factor, which those of more than 64 need

@@ -69,7 +69,7 @@ def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None
     return (state.mT.reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o).mT.reshape(rows, o * inner)
 
 
-def _turns(factors: Sequence[Tensor]) -> bool:
+def turns(factors: Sequence[Tensor]) -> bool:
     """Whether to begin with the first factor is worth copies of x and y: where it leaves far less in between."""
     if not 1 < len(factors) <= MOST_TURNED:
         return False
@@ -84,18 +84,25 @@ def _turned(t: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def most_between(factors: Sequence[Tensor]) -> int:
     """The most elements of a row that `chain_of_matmuls` has at a time."""
-    return max(elements_between([w.shape for w in (factors if _turns(factors) else factors[::-1])]))
+    return max(elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])]))
 
 
-def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """y by a GEMM a factor, the last factor first. Nothing is empty."""
-    if _turns(factors):
+def chain_of_matmuls(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: list[Tensor] | None = None
+) -> Tensor:
+    """y by a GEMM a factor, the last factor first. Nothing is empty.
+
+    `states`, where the chain does not turn: what all factors but the last one are applied to goes there.
+    """
+    if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = None if bias is None else _turned(bias, outs)
         return _turned(chain_of_matmuls(_turned(x, ins), factors[::-1], turned), outs[::-1])
     state = x.reshape(-1, x.shape[-1])
     for w in reversed(factors[1:]):
         state = _apply_factor(state, w)
+        if states is not None:
+            states.append(state)
     return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
 
 
@@ -141,13 +148,14 @@ def _backward_of_two(
     needs_x: bool,
     needs_factors: Sequence[bool],
     gradient: Gradient,
+    kept: Sequence[Tensor],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and two factors, the second of which needs no batched GEMM, nor a sum over one's results."""
     (o, i), (p, j) = first.shape, second.shape
     states, grads = x.reshape(-1, i, j), dy.reshape(-1, o, p)
     dx = dfirst = dsecond = None
     if needs_factors[0]:
-        after = (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+        after = kept[0].reshape(-1, p, i).mT if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
         dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
         before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
@@ -163,27 +171,33 @@ def chain_of_matmuls_backward(
     needs_x: bool,
     needs_factors: Sequence[bool],
     gradient: Gradient = sum_of_products,
+    kept: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
-    `gradient`: what finds that of a factor, as `sum_of_products` does.
+    `gradient`: what finds that of a factor, as `sum_of_products` does. `kept`: the states of `chain_of_matmuls`.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
-    if _turns(factors):
+    if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
-    if len(factors) == 2 and min(*factors[0].shape, *factors[1].shape) >= FEW and _are_products_small(*factors):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient)
+    if (
+        not kept
+        and len(factors) == 2
+        and min(*factors[0].shape, *factors[1].shape) >= FEW
+        and _are_products_small(*factors)
+    ):
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
     state, states = x.reshape(-1, x.shape[-1]), {}
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
             states[k] = state
         if not any(needs_factors[:k]):
             break
-        state = _apply_factor(state, factors[k])
+        state = kept[len(factors) - 1 - k] if kept else _apply_factor(state, factors[k])
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
         if grad is not None:
