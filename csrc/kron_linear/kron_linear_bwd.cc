@@ -95,16 +95,15 @@ int64_t kron_linear_bwd_partial_rows(int64_t dtype, int64_t rows, int64_t inner,
 bool is_across(TensorView t, const char* name) {
   if (t.ndim() != 3) raise("ValueError", std::string(name) + ": expected (rows, size, inner)");
   const std::int64_t size = t.size(1), inner = t.size(2);
-  auto strides = [&](std::int64_t first, std::int64_t second, std::int64_t third) {
-    const std::int64_t expected[] = {first, second, third};
+  auto has_strides = [&](std::int64_t second, std::int64_t third) {
+    const std::int64_t expected[] = {size * inner, second, third};
     for (int i = 0; i < 3; ++i)
       if (t.size(i) != 1 && t.stride(i) != expected[i]) return false;
     return true;
   };
-  if (strides(size * inner, 1, size)) return true;
-  if (!strides(size * inner, inner, 1))
-    raise("ValueError", std::string(name) + ": expected rows along or across the depth, without gaps");
-  return false;
+  if (inner > 1 && has_strides(inner, 1)) return false;
+  if (!has_strides(1, size)) raise("ValueError", std::string(name) + ": expected rows along or across the depth, without gaps");
+  return true;
 }
 
 // dw (out, in) = the sum over rows and inner of g (rows, out, inner) times x (rows, in, inner), on one GPU. Each of these is

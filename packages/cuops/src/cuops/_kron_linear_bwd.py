@@ -10,30 +10,69 @@ from torch import Tensor
 
 from ._kron_linear_factor_bwd import factor_gradient
 from ._kron_linear_fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
-from ._kron_linear_fused import apply, fused_chain, in_place, is_chain_of_gemms
-from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, turns
+from ._kron_linear_fused import apply, fused_chain, in_place
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
 
-# By an element's bytes, the smallest factors whose states are worth keeping, and for how many rows more than one.
-KEPT, KEPT_ROWS = {2: 80, 4: math.inf, 8: 24}, 16
+# By an element's bytes, the smallest factors whose states are worth keeping, and how many factors at least; for how many
+# rows at most, where there are several states.
+KEPT, KEPT_ROWS = {2: (math.inf, 0), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 SMALL = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest that are not better off in a chain of GEMMs
 
 
 def keeps_states(x: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether the forward is to be a chain of GEMMs whose states are kept: one state, or those of few rows.
+    """Whether to keep what a factor after the other is applied to: one state, or those of few rows.
 
-    Where gradients by GEMMs would find them again in a quarter of their time or more, and values are as exact.
+    Where gradients by a factor after the other would find them again in a quarter of their time or more.
     """
-    n, rows = len(factors), x.numel() // x.shape[-1]
-    if n < 2 or min(min(w.shape) for w in factors) < KEPT[x.element_size()] or (n > 2 and rows > KEPT_ROWS):
+    n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
+    if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
         return False
     times = time_of_products(x, factors), time_of_slices(x, factors), time_of_squares(x, two_of_a_size(x, factors))
-    if min(times) < math.inf or groups_of_fibers(x, factors) or turns(factors):
-        return False
-    return x.dtype == torch.float64 or is_chain_of_gemms(x, factors)
+    return min(times) == math.inf and not groups_of_fibers(x, factors) and not turns(factors)
+
+
+def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """y, and what the factors but the last one are applied to, where it is kept."""
+    states: list[Tensor] = []
+    if not keeps_states(x, factors):
+        return fused_chain(x, factors, bias), states
+    if x.dtype != torch.float32:
+        return chain_of_matmuls(x, factors, bias, states), states
+    state, inner = in_place(x.contiguous()), 1
+    for w in reversed(factors):
+        states.append(state)
+        state, inner = apply(state.reshape(-1, w.shape[1] * inner), [w], inner), inner * len(w)
+    y = state.reshape(*x.shape[:-1], inner)
+    return y if bias is None else y + bias, states[1:]
+
+
+def _backward_of_states(
+    dy: Tensor,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+    kept: Sequence[Tensor],
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """Back through `forward_and_states`."""
+    if x.dtype != torch.float32:
+        return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept)
+    rows, inner = x.numel() // x.shape[-1], dy.shape[-1]
+    grad, states, dfactors = dy, [*reversed(kept), x], [None] * len(factors)
+    for k, w in enumerate(factors):
+        if grad is None:
+            break
+        inner //= len(w)
+        arguments = grad.reshape(rows, -1), states[k].reshape(rows, -1), [w], inner
+        grad, dfactors[k : k + 1] = _backward_along(
+            *arguments, needs_x or any(needs_factors[k + 1 :]), needs_factors[k : k + 1]
+        )
+        rows *= w.shape[1]
+    return None if grad is None else grad.reshape(x.shape), dfactors
 
 
 def fused_backward(
@@ -47,10 +86,10 @@ def fused_backward(
     """Gradients for x and the factors, None where not needed. Nothing is empty.
 
     A factor's gradient is the product, summed over all that it does not touch, of x and of what dy becomes by the
-    transposes of all other factors. `kept`: the states of `chain_of_matmuls`.
+    transposes of all other factors. `kept`: the states of `forward_and_states`.
     """
     if kept:
-        return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept)
+        return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept)
     if not any(needs_factors):
         return fused_chain(dy, [w.mT for w in factors], None) if needs_x else None, [None] * len(factors)
     squares = two_of_a_size(x, factors)

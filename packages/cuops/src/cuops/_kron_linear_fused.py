@@ -58,14 +58,9 @@ def _plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int
     return plan(x.dtype, x.numel() // x.shape[-1], sizes, inner, tf32_allowed(x), x.device.index)
 
 
-def is_chain_of_gemms(x: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether no factor has a fused kernel, nor a product with another."""
-    return all(count == 1 and not is_fused for _, count, is_fused in _plan_of(x, factors, 1))
-
-
 def fused_chain(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """y by the fused kernel, a group of factors at a time, and by a GEMM where that is faster. Nothing is empty."""
-    if is_chain_of_gemms(x, factors):
+    if all(count == 1 and not is_fused for _, count, is_fused in _plan_of(x, factors, 1)):
         return chain_of_matmuls(x, factors, bias)
     bias = None if bias is None else bias.contiguous()
     return apply(in_place(x), factors, 1, bias).reshape(out_shape(x, factors))

@@ -109,6 +109,8 @@ def chain_of_matmuls(
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i = g.shape, x.shape[1]
+    if rows == 1:
+        return g[0] @ x[0].mT
     if inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
         return torch.bmm(g, x.mT).sum(0)
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)

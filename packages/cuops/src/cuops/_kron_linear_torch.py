@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _higher_derivatives, reference
-from ._kron_linear_bwd import fused_backward, keeps_states
+from . import _higher_derivatives, _kron_linear_bwd, reference
 from ._kron_linear_fused import fused_chain
 from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
 from ._transforms import is_batched, is_transformed
@@ -34,16 +33,15 @@ def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tens
 
 def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     """y, and what is kept for the factors' gradients beside x and the factors."""
-    if _is_empty(x, factors) or not keeps_states(x, factors):
-        return _fwd_cuda(x, factors, bias), []
-    states: list[Tensor] = []
-    return chain_of_matmuls(x, factors, bias, states), states
+    if _is_empty(x, factors):
+        return reference.kron_linear_torch(x, factors, bias), []
+    return _kron_linear_bwd.forward_and_states(x, factors, bias)
 
 
 def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=()):  # type: ignore[no-untyped-def]
     if _is_empty(x, factors):
         return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
-    gradients = fused_backward(dy, x, factors, needs_x, needs_factors, kept)
+    gradients = _kron_linear_bwd.fused_backward(dy, x, factors, needs_x, needs_factors, kept)
     return _bwd_results(dy, *gradients, _sum_of_rows(dy) if needs_bias else None)
 
 
