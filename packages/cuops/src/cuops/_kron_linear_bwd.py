@@ -16,8 +16,8 @@ from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
 
-# By an element's bytes, the smallest factors whose states are worth keeping, and how many factors at least; for how many
-# rows at most, where there are several states.
+# By an element's bytes, the smallest factors whose states are worth keeping, and how many at least; the most rows that
+# several states are kept of.
 KEPT, KEPT_ROWS = {2: (math.inf, 0), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 SMALL = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest that are not better off in a chain of GEMMs

@@ -122,13 +122,12 @@ def _apply_transposed(
     """Back through `_apply_factor(state, w)`: the gradients for state, where needed, and for w, if there is a state."""
     o, i = w.shape
     rows, rest = len(grad), grad.shape[1] // o
-    grads, flat, dw = grad.reshape(rows, o, rest), None, None
+    grads, dw = grad.reshape(rows, o, rest), None
     in_batch = rest >= FEW_BACK and o <= rest  # then a gradient a row is no larger than the state
-    if not in_batch:
-        flat = grads.mT.reshape(rows * rest, o)
+    flat = None if in_batch else grads.mT.reshape(rows * rest, o)
     if state is not None and flat is None:
         dw = gradient(grads, state.reshape(rows, rest, i).mT)
-    elif state is not None:
+    elif state is not None and flat is not None:
         dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
     if not needs_state:
         return None, dw

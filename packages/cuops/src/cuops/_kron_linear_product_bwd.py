@@ -13,7 +13,7 @@ from ._kron_linear_fused import DTYPES, apply, library
 
 # Predicted nanoseconds of a launch up to which nothing else is faster, as measured on an H200: by the bytes of an
 # element, without columns beyond the factor's and with them.
-MOST = {2: (10000, 17000), 4: (17000, 18000), 8: (14500, 18500)}
+MOST = {2: (10000, 17000), 4: (17000, 18000), 8: (12000, 18500)}
 # Of these, what launches in a row share; the forward of a factor; the least of a launch, and of the last forward.
 START, AGAIN, LEAST, LAST = 4300, 1800, 2900, 1700
 SINGLES = {2: 2.5, 4: 1.3, 8: 1.3}  # times as long where elements move one by one
