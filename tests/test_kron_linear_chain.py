@@ -168,6 +168,29 @@ def backward_of_product(dy, x, factors, groups, inner, needs_x, needs_factors):
     return dx, dfactors
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_states_are_kept_where_that_is_worth_it(with_bias, dtype, monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "apply", product_of_rows)
+    monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
+    monkeypatch.setattr(_kron_linear_bwd, "keeps_states", lambda *_: True)
+    monkeypatch.setattr(_kron_linear_bwd, "are_small", lambda *_: False)
+    sizes = [(3, 4), (5, 2), (2, 6), (7, 3)]
+    x = make((2, 1, math.prod(i for _, i in sizes)), dtype, seed=1).mT.contiguous().mT
+    dy = make((math.prod(o for o, _ in sizes), 2, 1), dtype, seed=2).movedim(0, -1)
+    factors, bias = [make(size, dtype, seed=3 + k) for k, size in enumerate(sizes)], make((210,), dtype, seed=9)
+    y, states = _kron_linear_bwd.forward_and_states(x, factors, bias if with_bias else None)
+    check(y, x, factors, bias if with_bias else None)
+    assert len(states) == len(sizes) - 1
+    wanted = exact_gradients(dy, x, factors)[:-1]
+    for needs in itertools.product((True, False), repeat=1 + len(sizes)):
+        dx, dfactors = _kron_linear_bwd.fused_backward(dy, x, factors, needs[0], needs[1:], states)
+        for got, want, needed in zip((dx, *dfactors), wanted, needs, strict=True):
+            assert (got is not None) == needed
+            if needed:
+                torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+
+
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize(
     "sizes",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._kron_linear_factor_bwd import factor_gradient
 from ._kron_linear_fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
-from ._kron_linear_fused import apply, fused_chain, in_place
+from ._kron_linear_fused import apply, fused_chain, in_place, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
@@ -30,6 +30,8 @@ def keeps_states(x: Tensor, factors: Sequence[Tensor]) -> bool:
     """
     n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
     if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
+        return False
+    if tf32_allowed(x):  # in which fused kernels make up for more
         return False
     times = time_of_products(x, factors), time_of_slices(x, factors), time_of_squares(x, two_of_a_size(x, factors))
     return min(times) == math.inf and not groups_of_fibers(x, factors) and not turns(factors)
@@ -67,10 +69,11 @@ def _backward_of_states(
         if grad is None:
             break
         inner //= len(w)
-        arguments = grad.reshape(rows, -1), states[k].reshape(rows, -1), [w], inner
-        grad, dfactors[k : k + 1] = _backward_along(
-            *arguments, needs_x or any(needs_factors[k + 1 :]), needs_factors[k : k + 1]
+        flat, needs_state = (
+            (grad.reshape(rows, -1), states[k].reshape(rows, -1)),
+            needs_x or any(needs_factors[k + 1 :]),
         )
+        grad, (dfactors[k],) = _backward_along(*flat, [w], inner, needs_state, [needs_factors[k]])
         rows *= w.shape[1]
     return None if grad is None else grad.reshape(x.shape), dfactors
 
