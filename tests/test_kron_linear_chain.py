@@ -30,6 +30,15 @@ def test_is_the_product(sample, with_bias):
     check(chain_of_matmuls(x, factors, bias), x, factors, bias)
 
 
+@pytest.mark.parametrize("sizes", [[(1, 4), (4, 1), (4, 4)], [(1, 1)] * 3, [(3, 2), (1, 5), (2, 1), (4, 3)]], ids=str)
+def test_a_product_of_factors_lies_in_memory_as_they_would(sizes):
+    factors = [make((i, o), torch.float64, seed=k).mT for k, (o, i) in enumerate(sizes)]
+    product = product_of(factors)
+    assert product.is_contiguous()
+    want = functools.reduce(torch.kron, [w.clone().reshape(-1).view(w.shape) for w in factors])
+    assert torch.equal(product, want)
+
+
 class OneLaunch:
     """Instead of the library: a group of factors in one launch."""
 

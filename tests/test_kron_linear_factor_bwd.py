@@ -97,6 +97,25 @@ def test_tf32_where_it_is_allowed(monkeypatch):
     assert (less - exact).norm() <= torch.finfo(torch.float16).eps * exact.norm()
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1, 0x7F800000], ids=hex)
+def test_what_is_not_finite_stays_so(bits, tf32, monkeypatch):
+    monkeypatch.setattr(_kron_linear_factor_bwd, "tf32_allowed", lambda x: tf32)
+    g, x = operands(3, 64, (32, 48), torch.float32, (False, True))
+    g.view(torch.int32)[1, 5, 7] = bits
+    finite = factor_gradient(g, x).isfinite()
+    assert not finite[5].any()
+    assert finite.sum() == 31 * 48
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_largest_numbers_do_not_overflow(tf32, monkeypatch):
+    monkeypatch.setattr(_kron_linear_factor_bwd, "tf32_allowed", lambda x: tf32)
+    g, x = operands(3, 64, (32, 48), torch.float32, (False, True))
+    g[1, :, 7], x[1, :, 7] = 0, torch.finfo(torch.float32).min
+    assert factor_gradient(g, x).isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_the_kernel_cannot_read_goes_through_gemms(dtype):
     g, x = operands(5, 3, (7, 9), dtype, (False, False))

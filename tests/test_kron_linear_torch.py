@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import cuops
@@ -204,6 +205,19 @@ def test_every_path_gives_the_same_bits(sample, dtype):
     assert torch.equal(cuops.kron_linear(x.clone().requires_grad_(), factors, bias), want)
     with torch.no_grad():
         assert torch.equal(cuops.kron_linear(x.clone().requires_grad_(), factors, bias), want)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[(5, 3)], [(16, 16)] * 2, [(80, 80)] * 3, [(2, 2), (100, 100)], [(300, 200)]], ids=str
+)
+def test_results_may_be_changed_in_place(sizes, device):
+    x = make((4, math.prod(i for _, i in sizes)), torch.float64, device)
+    factors = [make(size, torch.float64, device, k).requires_grad_() for k, size in enumerate(sizes)]
+    want = cuops.kron_linear(x, factors).relu()
+    got = cuops.kron_linear(x, factors).relu_()
+    assert torch.equal(got, want)
+    for a, b in zip(*(torch.autograd.grad(y.sum(), factors) for y in (got, want)), strict=True):
+        assert torch.equal(a, b)
 
 
 @gpu

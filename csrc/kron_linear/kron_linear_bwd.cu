@@ -147,9 +147,10 @@ class BwdOperand {
   unsigned each_, row_, column_, advance_rows_, advance_columns_;
 };
 
-// float32 as the sum of two TF32, the nearest and what is left.
+// float32 as the sum of two TF32, the nearest and what is left. The largest numbers, which would overflow, are cut off, as is NaN.
 __device__ inline void split_tf32(unsigned v, unsigned& high, unsigned& low) {
-  high = (v + 0x1000u) & 0xffffe000u;
+  const bool rounds = fabsf(__uint_as_float(v)) < __uint_as_float(0x7f7ff000u);
+  high = (rounds ? v + 0x1000u : v) & 0xffffe000u;
   low = __float_as_uint(__uint_as_float(v) - __uint_as_float(high));
 }
 

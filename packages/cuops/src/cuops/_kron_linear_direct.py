@@ -15,7 +15,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _modes, _is_autocast_enabled = torch._C._len_torch_dispatch_stack, torch.is_autocast_enabled
-_tracing_state = torch._C._get_tracing_state
+_tracing_state, _unsafe_view = torch._C._get_tracing_state, torch.ops.aten._unsafe_view
 
 
 # Written for speed: this much of a call is cuops' own.
@@ -62,7 +62,7 @@ class _Direct(torch.autograd.Function):
         y, states = forward_and_states(x, factors, bias) if needs_states else (_fwd_cuda(x, factors, bias), [])
         ctx.factors = len(factors)
         ctx.save_for_backward(x, *factors, *states)
-        return y
+        return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]

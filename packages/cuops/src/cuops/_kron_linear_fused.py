@@ -63,7 +63,8 @@ def fused_chain(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Te
     if all(count == 1 and not is_fused for _, count, is_fused in _plan_of(x, factors, 1)):
         return chain_of_matmuls(x, factors, bias)
     bias = None if bias is None else bias.contiguous()
-    return apply(in_place(x), factors, 1, bias).reshape(out_shape(x, factors))
+    y, shape = apply(in_place(x), factors, 1, bias), out_shape(x, factors)
+    return y if y.shape == shape else y.reshape(shape)
 
 
 def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None = None) -> Tensor:

@@ -26,7 +26,10 @@ def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
 
 def product_of(factors: Sequence[Tensor]) -> Tensor:
     """Their Kronecker product, in the same order in memory whatever theirs is: one matrix for a kernel or a GEMM."""
-    return factors[0] if len(factors) == 1 else functools.reduce(torch.kron, [w.contiguous() for w in factors])
+    if len(factors) == 1:
+        return factors[0]
+    # contiguous() leaves a dimension of size 1 its stride, which torch.kron would take for an order.
+    return functools.reduce(torch.kron, [w.reshape(-1).view(w.shape) for w in factors])
 
 
 def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
