@@ -69,11 +69,8 @@ def _backward_of_states(
         if grad is None:
             break
         inner //= len(w)
-        flat, needs_state = (
-            (grad.reshape(rows, -1), states[k].reshape(rows, -1)),
-            needs_x or any(needs_factors[k + 1 :]),
-        )
-        grad, (dfactors[k],) = _backward_along(*flat, [w], inner, needs_state, [needs_factors[k]])
+        grad, state, needs = grad.reshape(rows, -1), states[k].reshape(rows, -1), [needs_factors[k]]
+        grad, (dfactors[k],) = _backward_along(grad, state, [w], inner, needs_x or any(needs_factors[k + 1 :]), needs)
         rows *= w.shape[1]
     return None if grad is None else grad.reshape(x.shape), dfactors
 

@@ -152,14 +152,13 @@ def _backward_of_two(
     needs_x: bool,
     needs_factors: Sequence[bool],
     gradient: Gradient,
-    kept: Sequence[Tensor],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and two factors, the second of which needs no batched GEMM, nor a sum over one's results."""
     (o, i), (p, j) = first.shape, second.shape
     states, grads = x.reshape(-1, i, j), dy.reshape(-1, o, p)
     dx = dfirst = dsecond = None
     if needs_factors[0]:
-        after = kept[0].reshape(-1, p, i).mT if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+        after = (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
         dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
         before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
@@ -188,13 +187,9 @@ def chain_of_matmuls_backward(
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
-    if (
-        not kept
-        and len(factors) == 2
-        and min(*factors[0].shape, *factors[1].shape) >= FEW
-        and _are_products_small(*factors)
-    ):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
+    large = min(min(w.shape) for w in factors) >= FEW
+    if not kept and len(factors) == 2 and large and _are_products_small(*factors):
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient)
     state, states = x.reshape(-1, x.shape[-1]), {}
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
