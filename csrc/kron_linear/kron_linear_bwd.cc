@@ -31,7 +31,7 @@ bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
   auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
   return hw.tuned >= 80 && in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in) &&
          (problem.across_x || !problem.across_g) && problem.rows * problem.inner < INT32_MAX &&
-         std::max(problem.out, problem.in) < INT32_MAX;
+         std::max(problem.out, problem.in) < INT32_MAX && problem.out * problem.in < INT32_MAX;
 }
 
 BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {

@@ -4,9 +4,9 @@
 
 #if CUOPS_TUNED >= 80
 #include "device/row_sums.cuh"
+#include "kron_block_sums.cuh"
 #include "kron_bwd.h"
 #include "kron_shared.cuh"
-#include "kron_squares_sum.cuh"
 
 namespace cuops {
 
@@ -282,39 +282,22 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
   }
 }
 
-// Adds up what blocks have found: 8 vectors by 64 blocks at a time, by 512 threads.
 template <class Acc, class Vector>
-__device__ void sum_blocks(const KronBwdSum& p) {
-  constexpr int kWidth = sizeof(Vector) / sizeof(Acc);
-  __shared__ Vector shared[16][8];
-  const int column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const long long each = sums_stride(p.n) / kWidth, at = static_cast<long long>(blockIdx.x) * 8 + column;
-  const Vector* const from = static_cast<const Vector*>(p.partial) + at;
-  wait_for_previous();
-  Vector v = {};
-  if (at < each) {
-#pragma unroll 4
-    for (int i = threadIdx.x / 8; i < p.blocks; i += 64) add(v, from[i * each]);
-  }
-#pragma unroll
-  for (int step = 8; step < 32; step *= 2) add(v, beside(v, step));
-  if (lane < 8) shared[warp][lane] = v;
-  __syncthreads();
-  const long long i = static_cast<long long>(blockIdx.x) * 8 * kWidth + threadIdx.x;
-  if (threadIdx.x >= 8 * kWidth || i >= p.n) return;
-  Acc sum = 0;
-#pragma unroll
-  for (int j = 0; j < 16; ++j) sum += reinterpret_cast<const Acc*>(shared[j])[threadIdx.x];
-  store_chunk(p.dtype, p.dw, i, Pack<Acc, 1>{sum});
+__device__ void kron_bwd_sum(const KronBwdSum& p) {
+  const long long stride = sums_stride(p.n) * sizeof(Acc) / sizeof(Vector);
+  const bool exists = blockIdx.x * 8 + threadIdx.x % 8 < stride;
+  add_up_blocks<Acc, Vector>(p, stride, exists, [&](int i, Acc sum) {
+    if (i < p.n) store_chunk(p.dtype, p.dw, i, Pack<Acc, 1>{sum});
+  });
 }
 
 }  // namespace cuops
 
 extern "C" __global__ void __launch_bounds__(512) kron_bwd_sum_f32(const __grid_constant__ cuops::KronBwdSum p) {
-  cuops::sum_blocks<float, float4>(p);
+  cuops::kron_bwd_sum<float, float4>(p);
 }
 extern "C" __global__ void __launch_bounds__(512) kron_bwd_sum_f64(const __grid_constant__ cuops::KronBwdSum p) {
-  cuops::sum_blocks<double, double2>(p);
+  cuops::kron_bwd_sum<double, double2>(p);
 }
 
 // Instances, as kron_linear_bwd.cc asks for them: both operands along the depth, g along and x across, both across.

@@ -5,9 +5,9 @@
 
 #if CUOPS_TUNED == 90
 #include "device/overlap.cuh"
+#include "kron_block_sums.cuh"
 #include "kron_squares.cuh"
 #include "kron_squares.h"
-#include "kron_squares_sum.cuh"
 
 namespace cuops {
 
@@ -204,7 +204,8 @@ KRON_SQUARES(128_bf16, __nv_bfloat16, 128, 1, 2, false, 2)
 
 extern "C" __global__ void __launch_bounds__(512) kron_squares_sum(const __grid_constant__ cuops::KronSquaresSum p) {
   using namespace cuops;
-  add_up_blocks<float, float4>(p, [&](int n, int i, float sum) {
+  const int n = p.size * p.size;
+  add_up_blocks<float, float4>(p, static_cast<long long>(n / 4) * p.gradients, true, [&](int i, float sum) {
     // Where the thread that had this sum says that it belongs.
     const int which = i >= n;
     i -= which * n;

@@ -5,9 +5,9 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
+#include "kron_block_sums.cuh"
 #include "kron_doubles.cuh"
 #include "kron_squares.h"
-#include "kron_squares_sum.cuh"
 
 namespace cuops {
 
@@ -102,7 +102,8 @@ KRON_SQUARES(64, 1)
 
 extern "C" __global__ void __launch_bounds__(512) kron_squares_sum_f64(const __grid_constant__ cuops::KronSquaresSum p) {
   using namespace cuops;
-  add_up_blocks<double, double2>(p, [&](int n, int at, double sum) {
+  const int n = p.size * p.size;
+  add_up_blocks<double, double2>(p, static_cast<long long>(n / 2) * p.gradients, true, [&](int at, double sum) {
     const int which = at >= n, out = (at - which * n) / p.size, in = at % p.size;
     if (out < p.out[which] && in < p.in[which]) static_cast<double*>(p.gradient[which])[out * p.in[which] + in] = sum;
   });

@@ -1,9 +1,8 @@
-// How kron_linear_squares_bwd.cu and kron_linear_squares_bwd_f64.cu add up what their blocks have found.
+// How kernels of gradients add up what their blocks have found.
 #pragma once
 
 #include "device/numeric.cuh"
 #include "device/overlap.cuh"
-#include "kron_squares.h"
 
 namespace cuops {
 
@@ -19,18 +18,20 @@ __device__ inline double2 beside(const double2& v, int bits) {
   return make_double2(__shfl_xor_sync(~0u, v.x, bits), __shfl_xor_sync(~0u, v.y, bits));
 }
 
-// 8 vectors by 64 blocks at a time, by 512 threads. Calls visit(how many sums a gradient has, which one of all, the sum).
-template <class Acc, class Vector, class Visit>
-__device__ __forceinline__ void add_up_blocks(const KronSquaresSum& p, const Visit& visit) {
+// 8 vectors by 64 blocks at a time, by 512 threads. In p.partial, p.blocks are `stride` vectors apart, and this thread's vector may
+// lie beyond that. Calls visit(which one of the sums, the sum).
+template <class Acc, class Vector, class Params, class Visit>
+__device__ __forceinline__ void add_up_blocks(const Params& p, long long stride, bool exists, const Visit& visit) {
   constexpr int kWidth = sizeof(Vector) / sizeof(Acc), kSums = 8 * kWidth;
   __shared__ Acc shared[16][kSums];
-  const int n = p.size * p.size, column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int column = threadIdx.x % 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Vector* const from = static_cast<const Vector*>(p.partial) + blockIdx.x * 8 + column;
-  const long long stride = static_cast<long long>(n / kWidth) * p.gradients;
   wait_for_previous();
   Vector v = {};
+  if (exists) {
 #pragma unroll 4
-  for (int i = threadIdx.x / 8; i < p.blocks; i += 64) add(v, from[i * stride]);
+    for (int i = threadIdx.x / 8; i < p.blocks; i += 64) add(v, from[i * stride]);
+  }
 #pragma unroll
   for (int step = 8; step < 32; step *= 2) add(v, beside(v, step));
   if (lane < 8) reinterpret_cast<Vector*>(shared[warp])[lane] = v;
@@ -39,7 +40,7 @@ __device__ __forceinline__ void add_up_blocks(const KronSquaresSum& p, const Vis
   Acc sum = 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i) sum += shared[i][lane];
-  visit(n, blockIdx.x * kSums + lane, sum);
+  visit(blockIdx.x * kSums + lane, sum);
 }
 
 }  // namespace cuops
