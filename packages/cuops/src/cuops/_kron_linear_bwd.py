@@ -20,7 +20,7 @@ from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_
 # several states are kept of.
 KEPT, KEPT_ROWS = {2: (math.inf, 0), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
-SMALL = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest that are not better off in a chain of GEMMs
+CUT = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest factors worth cutting a chain of GEMMs for
 
 
 def keeps_states(x: Tensor, factors: Sequence[Tensor]) -> bool:
@@ -126,7 +126,7 @@ def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor]) -> int:
     0 where the chain of GEMMs is better: without kernels for small factors, for several large ones before these, and
     where what lies between the parts would be more than the chain has there.
     """
-    small = [max(w.shape) <= SMALL[w.element_size()] for w in factors]
+    small = [max(w.shape) <= CUT[w.element_size()] for w in factors]
     cut = next((k for k in range(1, len(factors)) if small[k] != small[0]), 0)
     if cut == 0 or not plan_of_fibers(x, [factors[small.index(True)]], 1):
         return 0
