@@ -30,6 +30,11 @@ def by_gemms(x, dy, factors):
     return [dx, *dfactors]
 
 
+def of_sums(depth, dtype):
+    """What sums of `depth` products lose: in float64 what as many steps of a random walk do, in 16 bits nothing to speak of."""
+    return {torch.float64: depth**0.5 * torch.finfo(torch.float64).eps, torch.float32: 4e-7}.get(dtype, 0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "sizes"),
@@ -55,9 +60,8 @@ def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, d
     depths = [18**2, *(16 + dy.numel() / len(w) for w in factors)]
     for depth, mine, gemm, want in zip(depths, gradients(x, dy, factors), by_gemms(x, dy, factors), wide, strict=True):
         assert (mine.shape, mine.dtype) == (want.shape, dtype)
-        # What is stored last is rounded in both, and both round once or more before; in float64 by as many steps as sums have.
-        more = {torch.float64: depth**0.5 * torch.finfo(torch.float64).eps, torch.float32: 4e-7}.get(dtype, 0)
-        assert distance(mine, want) <= 2 * distance(gemm, want) + more
+        # What is stored last is rounded in both, and both round once or more before.
+        assert distance(mine, want) <= 2 * distance(gemm, want) + of_sums(depth, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,11 +71,12 @@ def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, d
 def test_only_some_gradients_of_squares(sizes, dtype):
     x, dy, factors = arguments(300, sizes, dtype)
     everything = gradients(x, dy, factors)
+    depth = 16 + dy.numel() / min(map(len, factors))
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
         want = [gradient for gradient, needed in zip(everything, needs, strict=True) if needed]
         for got, full in zip(gradients(x, dy, factors, needs), want, strict=True):
-            # Blocks share the rows in other ways, so sums are added in another order.
-            assert distance(got, full.double()) <= 2 * len(sizes) * torch.finfo(dtype).eps
+            # Sums are added in another order, or found by other kernels.
+            assert distance(got, full.double()) <= 2 * len(sizes) * torch.finfo(dtype).eps + of_sums(depth, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
