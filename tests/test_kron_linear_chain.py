@@ -60,7 +60,7 @@ def test_groups_of_factors_make_the_product_however_they_are_computed(sample, mo
     for counts in [(1, 1, 1), (2, 1), (1, 2), (3,)] if len(factors) == 3 else [(1, 1), (2,)]:
         for kinds in itertools.product((True, False), repeat=len(counts)):
             groups = list(zip(itertools.accumulate(counts, initial=0), counts, kinds, strict=False))
-            monkeypatch.setattr(_kron_linear_fused, "_plan_of", lambda *_, groups=groups: groups)
+            monkeypatch.setattr(_kron_linear_fused, "plan_of", lambda *_, groups=groups: groups)
             check(_kron_linear_fused.fused_chain(x, factors, bias), x, factors, bias)
 
 
@@ -73,22 +73,6 @@ def test_gradients_are_those_of_the_product(sample):
     close(dx, want)
     for got, gradient in zip(dfactors, wanted, strict=True):
         close(got, gradient)
-
-
-@pytest.mark.parametrize("sizes", [[(40, 35), (33, 44)], [(7, 11), (13, 5), (3, 2)], [(8, 8)] * 4], ids=str)
-def test_states_that_were_kept_are_not_found_again(sizes):
-    rows, outs, ins = 3, *(math.prod(s[d] for s in sizes) for d in (0, 1))
-    x, dy = make((rows, ins), torch.float64), make((rows, outs), torch.float64, seed=9)
-    factors, states = [make(size, torch.float64, seed=k) for k, size in enumerate(sizes)], []
-    chain_of_matmuls(x, factors, None, states)
-    everything = dy, x, factors, True, [True] * len(sizes), sum_of_products
-    with FlopCounterMode(display=False) as counter:
-        dx, dfactors = chain_of_matmuls_backward(*everything, states)
-    want, wanted = chain_of_matmuls_backward(*everything)
-    for got, gradient in zip([dx, *dfactors], [want, *wanted], strict=True):
-        close(got, gradient)
-    of = [math.prod(i for _, i in sizes[:k]) * math.prod(o for o, _ in sizes[k:]) * i for k, (_, i) in enumerate(sizes)]
-    assert counter.get_total_flops() == 2 * rows * 2 * sum(of)
 
 
 class Largest(TorchDispatchMode):
@@ -177,27 +161,76 @@ def backward_of_product(dy, x, factors, groups, inner, needs_x, needs_factors):
     return dx, dfactors
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_states_are_kept_where_that_is_worth_it(with_bias, dtype, monkeypatch):
+def both_of_a_factor(g, x, w):
+    assert x.is_contiguous()
+    return w.mT @ g, sum_of_products(g, x)
+
+
+@pytest.fixture
+def _no_kernels(monkeypatch):
+    """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
     monkeypatch.setattr(_kron_linear_bwd, "apply", product_of_rows)
+    monkeypatch.setattr(_kron_linear_bwd, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
-    monkeypatch.setattr(_kron_linear_bwd, "keeps_states", lambda *_: True)
-    monkeypatch.setattr(_kron_linear_bwd, "are_small", lambda *_: False)
-    sizes = [(3, 4), (5, 2), (2, 6), (7, 3)]
-    x = make((2, 1, math.prod(i for _, i in sizes)), dtype, seed=1).mT.contiguous().mT
-    dy = make((math.prod(o for o, _ in sizes), 2, 1), dtype, seed=2).movedim(0, -1)
-    factors, bias = [make(size, dtype, seed=3 + k) for k, size in enumerate(sizes)], make((210,), dtype, seed=9)
-    y, states = _kron_linear_bwd.forward_and_states(x, factors, bias if with_bias else None)
-    check(y, x, factors, bias if with_bias else None)
-    assert len(states) == len(sizes) - 1
+    monkeypatch.setattr(_kron_linear_bwd, "both_gradients", lambda *_: None)
+    for time in ("time_of_products", "time_of_slices"):
+        monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
+    for plan in ("plan_of_fibers", "groups_of_fibers", "two_of_a_size"):
+        monkeypatch.setattr(_kron_linear_bwd, plan, lambda *_: None)
+
+
+def check_gradients(x, dy, factors, kept=()):
+    """Those of any of the arguments, and no others."""
     wanted = exact_gradients(dy, x, factors)[:-1]
-    for needs in itertools.product((True, False), repeat=1 + len(sizes)):
-        dx, dfactors = _kron_linear_bwd.fused_backward(dy, x, factors, needs[0], needs[1:], states)
+    for needs in itertools.product((True, False), repeat=1 + len(factors)):
+        dx, dfactors = _kron_linear_bwd.fused_backward(dy, x, factors, needs[0], needs[1:], kept)
         for got, want, needed in zip((dx, *dfactors), wanted, needs, strict=True):
             assert (got is not None) == needed
             if needed:
-                torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+                close(got, want)
+
+
+def strided_arguments(sizes):
+    """x and dy whose rows do not lie one after the other, and factors."""
+    x = make((3, 2, math.prod(i for _, i in sizes)), torch.float64, seed=1)
+    dy = make((math.prod(o for o, _ in sizes), 3, 2), torch.float64, seed=2).movedim(0, -1)
+    return x, dy, [make(size, torch.float64, seed=3 + k) for k, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.usefixtures("_no_kernels")
+def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "_kept", lambda *_: kept)
+    if together:
+        monkeypatch.setattr(_kron_linear_bwd, "both_gradients", both_of_a_factor)
+    x, dy, factors = strided_arguments([(8, 4), (9, 12), (2, 6), (8, 3)])
+    x, bias = x.mT.contiguous().mT, make((8 * 9 * 2 * 8,), torch.float64, seed=9) if with_bias else None
+    y, states = _kron_linear_bwd.forward_and_states(x, factors, bias)
+    check(y, x, factors, bias)
+    assert [s.numel() for s in states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
+    check_gradients(x, dy, factors, states)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "groups"),
+    [
+        ([(8, 8)] * 4, 64, [2, 2]),
+        ([(8, 8)] * 3, 64, [1, 2]),
+        ([(8, 8), (8, 8), (40, 30)], 64, [2, 1]),
+        ([(12, 10), (9, 12), (12, 12)], 256, [1, 2]),
+        ([(8, 9), (9, 8)], 81, [2]),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("_no_kernels")
+def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "MERGED", most)
+    monkeypatch.setitem(_kron_linear_bwd.MANY, 8, 1)
+    x, dy, factors = strided_arguments(sizes)
+    assert [g.stop - g.start for g in _kron_linear_bwd._merged(x, factors)] == groups
+    check_gradients(x, dy, factors)
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -213,24 +246,10 @@ def test_states_are_kept_where_that_is_worth_it(with_bias, dtype, monkeypatch):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("_no_kernels")
 def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, kernel, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "apply", product_of_rows)
-    monkeypatch.setattr(_kron_linear_bwd, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
     monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
     monkeypatch.setattr(_kron_linear_bwd, "backward_of_fibers", backward_of_product)
-    monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
-    for time in ("time_of_products", "time_of_slices"):
-        monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
-    for plan in ("groups_of_fibers", "two_of_a_size"):
-        monkeypatch.setattr(_kron_linear_bwd, plan, lambda *_: None)
-    x = make((3, 2, math.prod(i for _, i in sizes)), torch.float64, seed=1)
-    dy = make((math.prod(o for o, _ in sizes), 3, 2), torch.float64, seed=2).movedim(0, -1)
-    factors = [make(size, torch.float64, seed=3 + k) for k, size in enumerate(sizes)]
-    wanted = exact_gradients(dy, x, factors)[:-1]
+    x, dy, factors = strided_arguments(sizes)
     assert _kron_linear_bwd._cut_of_sizes(x, factors) > 0
-    for needs in itertools.product((True, False), repeat=1 + len(sizes)):
-        dx, dfactors = _kron_linear_bwd.fused_backward(dy, x, factors, needs[0], needs[1:])
-        for got, want, needed in zip((dx, *dfactors), wanted, needs, strict=True):
-            assert (got is not None) == needed
-            if needed:
-                close(got, want)
+    check_gradients(x, dy, factors)

@@ -1,11 +1,11 @@
-"""The gradient of one factor of kron_linear: products summed over all that it does not touch."""
+"""Gradients of one factor of kron_linear: products summed over all that it does not touch, and dx."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from cuops import _kron_linear_factor_bwd, _kron_linear_fused
-from cuops._kron_linear_factor_bwd import factor_gradient
+from cuops._kron_linear_factor_bwd import both_gradients, factor_gradient
 from cuops._kron_linear_gemm import sum_of_products
 from kron_samples import DTYPES, assert_repeatable, random
 
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.gpu
 def _kernel(monkeypatch):
     """Where there is a kernel, it is taken, faster or not."""
     _kron_linear_factor_bwd._partial_rows.cache_clear()
-    monkeypatch.setattr(_kron_linear_factor_bwd, "_is_faster", lambda *_: True)
+    for faster in ("_is_faster", "_are_both_faster"):
+        monkeypatch.setattr(_kron_linear_factor_bwd, faster, lambda *_: True)
     yield
     _kron_linear_factor_bwd._partial_rows.cache_clear()
 
@@ -55,6 +56,55 @@ def test_it_is_the_sum_of_products(size, depth, layout, dtype):
     check(factor_gradient(g, x), g, x)
 
 
+def check_dx(got, g, w):
+    wanted, terms = w.double().mT @ g.double(), w.double().abs().mT @ g.double().abs()
+    sums = 1e-15 if g.dtype == torch.float64 else 1e-6
+    assert (got.dtype, got.shape) == (g.dtype, wanted.shape)
+    assert ((got.double() - wanted).abs() <= sums * terms + torch.finfo(g.dtype).eps * wanted.abs()).all()
+
+
+WITH_DX = [dtype for dtype in DTYPES if dtype != torch.float32]
+
+
+@pytest.mark.parametrize("dtype", WITH_DX, ids=str)
+@pytest.mark.parametrize("depth", [(1, 8), (7, 16), (3, 200), (1, 5000), (100, 24), (300, 64), (3000, 16)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(8, 8), (12, 12), (16, 24), (7, 33), (33, 7), (80, 80), (96, 64), (128, 112), (100, 12)], ids=str
+)
+def test_both_gradients_by_one_kernel(size, depth, dtype):
+    (g, x), w = operands(*depth, size, dtype, (False, False)), random(size, dtype, 8)
+    dx, dw = both_gradients(g, x, w)
+    check(dw, g, x)
+    check_dx(dx, g, w)
+    assert_repeatable(lambda: both_gradients(g, x, w))
+
+
+@pytest.mark.parametrize("dtype", WITH_DX, ids=str)
+def test_dx_is_written_as_a_whole_and_nothing_beside_it(dtype):
+    library = _kron_linear_fused.library()
+    (g, x), w = operands(9, 104, (40, 72), dtype, (False, False)), random((40, 72), dtype, 8)
+    rows = library.kron_linear_bwd_partial_rows(_kron_linear_fused.DTYPES[dtype], 9, 104, 40, 72, False, False, True, 0)
+    sums = torch.promote_types(dtype, torch.float32)
+    dw, partial = torch.empty_like(w), torch.full((rows, 40 * 72), torch.nan, dtype=sums, device="cuda")
+    before, dx, behind = torch.full((11, 72, 104), torch.nan, dtype=dtype, device="cuda").split([1, 9, 1])
+    library.kron_linear_bwd(dw, dx, partial, g, x, w, False)
+    check(dw, g, x)
+    check_dx(dx, g, w)
+    assert before.isnan().all()
+    assert behind.isnan().all()
+
+
+def test_two_kernels_where_one_cannot_do_it():
+    for dtype, size, depth, layout in [
+        (torch.float32, (16, 16), (5, 64), (False, False)),
+        (torch.float16, (136, 16), (5, 64), (False, False)),
+        (torch.float16, (16, 16), (5, 12), (False, False)),
+        (torch.float64, (16, 16), (5, 64), (False, True)),
+        (torch.float64, (16, 16), (64, 1), (False, False)),
+    ]:
+        assert both_gradients(*operands(*depth, size, dtype, layout), random(size, dtype, 8)) is None
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 33, 1000, 70001])
 def test_rows_alone(rows, dtype):
@@ -67,10 +117,10 @@ def test_rows_alone(rows, dtype):
 def test_everything_is_written_and_nothing_beside_it(layout, dtype):
     library, sums = _kron_linear_fused.library(), torch.promote_types(dtype, torch.float32)
     g, x = operands(9, 40, (40, 72), dtype, layout)
-    rows = _kron_linear_factor_bwd._partial_rows(dtype, 9, 40, 40, 72, *layout, False, 0)
+    rows = library.kron_linear_bwd_partial_rows(_kron_linear_fused.DTYPES[dtype], 9, 40, 40, 72, *layout, False, 0)
     dw, beside = torch.full((60, 72), torch.nan, dtype=dtype, device="cuda").split([40, 20])
     partial = torch.full((rows, 40 * 72), torch.nan, dtype=sums, device="cuda")
-    library.kron_linear_bwd(dw, partial, g, x, False)
+    library.kron_linear_bwd(dw, None, partial, g, x, None, False)
     check(dw, g, x)
     assert beside.isnan().all()
 
@@ -131,12 +181,17 @@ def test_wrong_arguments_are_named():
     library, (g, x) = _kron_linear_fused.library(), operands(5, 16, (8, 8), torch.float32, (False, False))
     dw, partial = g.new_empty(8, 8), g.new_empty(200, 64)
     with pytest.raises(ValueError, match="g: expected rows along or across"):
-        library.kron_linear_bwd(dw, partial, g[:, :, ::2], x[:, :, ::2], False)
+        library.kron_linear_bwd(dw, None, partial, g[:, :, ::2], x[:, :, ::2], None, False)
     with pytest.raises(ValueError, match="g: expected"):
-        library.kron_linear_bwd(dw, partial, g[:4], x, False)
+        library.kron_linear_bwd(dw, None, partial, g[:4], x, None, False)
     with pytest.raises(ValueError, match="partial: expected"):
-        library.kron_linear_bwd(dw, partial[:1, :1], g, x, False)
+        library.kron_linear_bwd(dw, None, partial[:1, :1], g, x, None, False)
     with pytest.raises(TypeError, match="partial: expected the dtype of the sums"):
-        library.kron_linear_bwd(dw, partial.half(), g, x, False)
+        library.kron_linear_bwd(dw, None, partial.half(), g, x, None, False)
     with pytest.raises(ValueError, match="x: no kernel"):
-        library.kron_linear_bwd(dw, partial, g.mT.contiguous().mT, x, False)
+        library.kron_linear_bwd(dw, None, partial, g.mT.contiguous().mT, x, None, False)
+    with pytest.raises(ValueError, match="w: expected with dx, and only then"):
+        library.kron_linear_bwd(dw, torch.empty_like(x), partial, g, x, None, False)
+    g, x, dw = g.double(), x.double(), dw.double()
+    with pytest.raises(ValueError, match="dx: expected a contiguous array like x"):
+        library.kron_linear_bwd(dw, x[:, :4], partial.double(), g, x, dw, False)

@@ -160,8 +160,9 @@ def test_training_has_the_loss_curve_of_the_whole_matrix(dtype, device):
     [
         (300, [(80, 80), (96, 96)], torch.float64, 1),
         (2, [(80, 80), (40, 56), (96, 88)], torch.float64, 2),
-        (1, [(32, 32)] * 4, torch.float64, 3),
-        (2, [(48, 56)] * 4, torch.float32, 3),
+        (1, [(32, 32)] * 4, torch.float64, 2),
+        (2, [(48, 56)] * 4, torch.float32, 2),
+        (1, [(64, 64)] * 4, torch.bfloat16, 2),
         (1, [(96, 96)] * 3, torch.bfloat16, 0),
         (40, [(80, 80)] * 3, torch.float64, 0),  # of more than a few rows
         (1, [(96, 96)] * 3, torch.float32, 0),
@@ -173,7 +174,9 @@ def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
     x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
     y = cuops.kron_linear(x, factors)
     assert len(y.grad_fn.saved_tensors) == 1 + len(sizes) + states
-    assert len(cuops.kron_linear(x, [w.detach() for w in factors]).grad_fn.saved_tensors) == 1 + len(sizes)
+    first_alone = [factors[0], *(w.detach() for w in factors[1:])]  # whose gradient is of x itself
+    assert len(cuops.kron_linear(x, first_alone).grad_fn.saved_tensors) == 1 + len(sizes)
+    assert torch.equal(y, cuops.kron_linear(x.detach(), first_alone)) or dtype.itemsize > 2
     dy = torch.randn_like(y)
     got = torch.autograd.grad(y, [x, *factors], dy, retain_graph=True)
     again = torch.autograd.grad(y, [x, *factors], dy, retain_graph=True)

@@ -26,8 +26,12 @@ struct KronBwdParams {
   int steps;              // of a stage: a power of two, from 2 on
   int stage_units, x_at;  // of shared memory: a stage, and where x begins in it
   int out_blocks, in_blocks;
+  // Where x's gradient is found too: the factor, (out, in), and dx = its transpose times g, as x.
+  const void* w;
+  void* dx;
+  int w_at;  // in shared memory
 };
-static_assert(sizeof(KronBwdParams) == 88, "host and device must agree on the layout");
+static_assert(sizeof(KronBwdParams) == 112, "host and device must agree on the layout");
 
 // Adds up the partial sums of the blocks.
 struct KronBwdSum {

@@ -17,6 +17,7 @@ struct BwdProblem {
   DType dtype;
   std::int64_t rows, inner, out, in;
   bool across_g, across_x;  // rather than along the depth
+  bool with_dx;
 };
 
 struct BwdPlan {
@@ -24,15 +25,6 @@ struct BwdPlan {
   LaunchShape shape{};
   std::int64_t blocks = 0;  // as many as rows of partial sums
 };
-
-// Whether there is a kernel: for rows of whole vectors, and g along the depth where only one of the two is.
-bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
-  const std::int64_t width = 16 / size_of(problem.dtype);
-  auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
-  return hw.tuned >= 80 && in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in) &&
-         (problem.across_x || !problem.across_g) && problem.rows * problem.inner < INT32_MAX &&
-         std::max(problem.out, problem.in) < INT32_MAX && problem.out * problem.in < INT32_MAX;
-}
 
 BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   BwdPlan plan;
@@ -63,10 +55,12 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
     p.stage_units = p.x_at + units_of(p.x, problem.across_x);
     if (p.steps == 2 || p.stage_units <= kMostUnits) break;
   }
-  const int parts = std::max(1, std::min(kBwdMostWarps / tiles, p.steps / 2));
+  const int parts = std::max(1, std::min(kBwdMostWarps / tiles, problem.with_dx ? p.steps : p.steps / 2));
   const int threads = static_cast<int>(round_up(32 * tiles * parts, 64));
   const int sums = parts > 1 ? tiles * kBwdTile * kBwdTile * std::max(bytes, 4) : 0;
-  const int shared = std::max(kBwdStages * p.stage_units * 16, sums);
+  p.w_at = kBwdStages * p.stage_units;
+  const std::int64_t w = problem.with_dx ? round_up(problem.in, 16) * round_up(problem.out, 16) * bytes : 0;
+  const int shared = static_cast<int>(std::max<std::int64_t>(p.w_at * 16 + w, sums));
   // More blocks read faster, and write more partial sums.
   constexpr double kBlockBytes = 33, kSumBytes = 2500;  // in a nanosecond
   const std::int64_t pairs = p.out_blocks * p.in_blocks, stages = ceil_div(problem.rows * problem.inner, p.steps * step);
@@ -82,11 +76,24 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   return plan;
 }
 
-// How many rows of partial sums of out * in the gradient of a factor needs; 0 where there is no kernel.
+// Whether there is a kernel: for rows of whole vectors, and g along the depth where only one of the two is; with dx, where both
+// are, and blocks find all of the gradient.
+bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
+  const std::int64_t width = 16 / size_of(problem.dtype);
+  auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
+  const bool has = hw.tuned >= 80 && in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in) &&
+                   (problem.across_x || !problem.across_g) && problem.rows * problem.inner < INT32_MAX &&
+                   std::max(problem.out, problem.in) < INT32_MAX && problem.out * problem.in < INT32_MAX;
+  if (!has || !problem.with_dx) return has;
+  return problem.dtype != kFloat32 && !problem.across_x && std::max(problem.out, problem.in) <= kBwdBlock &&
+         static_cast<int>(plan_bwd(problem, hw).shape.shared_bytes) <= hw.shared_bytes;
+}
+
+// How many rows of partial sums of out * in the gradient of a factor needs, with dx or without; 0 where there is no kernel.
 int64_t kron_linear_bwd_partial_rows(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, bool across_g,
-                                     bool across_x, int64_t device) {
+                                     bool across_x, bool with_dx, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
-  const BwdProblem problem{static_cast<DType>(dtype), rows, inner, out, in, across_g, across_x};
+  const BwdProblem problem{static_cast<DType>(dtype), rows, inner, out, in, across_g, across_x, with_dx};
   const Hardware& hw = hardware("kron_linear_bwd", static_cast<int>(device));
   return has_kernel(problem, hw) ? plan_bwd(problem, hw).blocks : 0;
 }
@@ -108,15 +115,17 @@ bool is_across(TensorView t, const char* name) {
 
 // dw (out, in) = the sum over rows and inner of g (rows, out, inner) times x (rows, in, inner), on one GPU. Each of these is
 // contiguous, or would be with its last two dimensions swapped. dw has their dtype or that of the sums, and `partial` is scratch of
-// kron_linear_bwd_partial_rows rows in the latter.
-void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView x, bool allow_tf32) {
+// kron_linear_bwd_partial_rows rows in the latter. With dx, (rows, in, inner), the factor's transpose is applied to g too.
+void kron_linear_bwd(TensorView dw, tvm::ffi::Optional<TensorView> dx, TensorView partial, TensorView g, TensorView x,
+                     tvm::ffi::Optional<TensorView> w, bool allow_tf32) {
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   if (dtype_of(g, "g") != dtype) raise("TypeError", "g: expected x's dtype");
   if (dtype_of(partial, "partial") != sums) raise("TypeError", "partial: expected the dtype of the sums");
   if (g.numel() == 0 || x.numel() == 0) raise("ValueError", "x: expected no empty array");
   const bool across_g = is_across(g, "g"), across_x = is_across(x, "x");
-  const BwdProblem problem{dtype, x.size(0), x.size(2), g.size(1), x.size(1), across_g, across_x};
+  if (dx.has_value() != w.has_value()) raise("ValueError", "w: expected with dx, and only then");
+  const BwdProblem problem{dtype, x.size(0), x.size(2), g.size(1), x.size(1), across_g, across_x, dx.has_value()};
   if (g.size(0) != problem.rows || g.size(2) != problem.inner)
     raise("ValueError", "g: expected (rows, out, inner), as x is (rows, in, inner)");
   expect_matrix(dw, "dw", dtype_of(dw, "dw"), x.device(), problem.out, problem.in);
@@ -130,21 +139,32 @@ void kron_linear_bwd(TensorView dw, TensorView partial, TensorView g, TensorView
   if (!partial.is_contiguous() || partial.numel() < plan.blocks * round_up(n, 4) || !aligned16(data_of(partial)))
     raise("ValueError", "partial: expected " + std::to_string(plan.blocks) + " rows of dw's size, in fours");
   KronBwdParams& p = plan.params;
+  if (problem.with_dx) {
+    const TensorView& to = dx.value();
+    expect_matrix(w.value(), "w", dtype, x.device(), problem.out, problem.in);
+    expect_device(to, "dx", x.device());
+    const bool alike = to.ndim() == 3 && to.size(0) == x.size(0) && to.size(1) == x.size(1) && to.size(2) == x.size(2);
+    if (!alike || dtype_of(to, "dx") != dtype || !to.is_contiguous() || !aligned16(data_of(to)))
+      raise("ValueError", "dx: expected a contiguous array like x, which begins at a multiple of 16 bytes");
+    p.w = data_of(w.value());
+    p.dx = data_of(to);
+  }
   p.g.data = data_of(g);
   p.x.data = data_of(x);
   p.partial = data_of(partial);
 #define CUOPS_BWD_KERNELS(name)                                                                            \
   {                                                                                                        \
     {"kron_linear_bwd", "kron_bwd_" name "_along"}, {"kron_linear_bwd", "kron_bwd_" name "_along_across"}, \
-        {"kron_linear_bwd", "kron_bwd_" name "_across"}                                                    \
+        {"kron_linear_bwd", "kron_bwd_" name "_across"}, {"kron_linear_bwd", "kron_bwd_" name "_dx"}       \
   }
-  static Kernel kernels[][3] = {CUOPS_BWD_KERNELS("f64"), CUOPS_BWD_KERNELS("f32"), CUOPS_BWD_KERNELS("f16"),
+  static Kernel kernels[][4] = {CUOPS_BWD_KERNELS("f64"), CUOPS_BWD_KERNELS("f32"), CUOPS_BWD_KERNELS("f16"),
                                 CUOPS_BWD_KERNELS("bf16"), CUOPS_BWD_KERNELS("tf32")};
 #undef CUOPS_BWD_KERNELS
   static Kernel sum_kernels[] = {{"kron_linear_bwd", "kron_bwd_sum_f64"}, {"kron_linear_bwd", "kron_bwd_sum_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  launch(kernels[dtype == kFloat32 && allow_tf32 ? 4 : dtype][across_g + across_x], device, stream, plan.shape, &p);
+  const int kind = problem.with_dx ? 3 : across_g + across_x;  // of float32, not with dx
+  launch(kernels[dtype == kFloat32 && allow_tf32 ? 4 : dtype][kind], device, stream, plan.shape, &p);
   KronBwdSum sum{p.partial, data_of(dw), n, static_cast<int>(plan.blocks), dtype_of(dw, "dw")};
   const bool wide = sums == kFloat64;
   LaunchShape shape{static_cast<unsigned>(ceil_div(n, wide ? 16 : 32)), 512};

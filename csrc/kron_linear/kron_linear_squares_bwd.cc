@@ -40,9 +40,10 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, const Hardware& hw) {
       {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},     {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},
       {kFloat32, 96, 1, 2, false, {op, "kron_squares_96_f32"}},     {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},
       {kFloat16, 16, 24, 2, false, {op, "kron_squares_16_f16"}},    {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},
-      {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},     {kFloat16, 96, 2, 2, false, {op, "kron_squares_96_f16"}},
-      {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},   {kBFloat16, 16, 24, 2, false, {op, "kron_squares_16_bf16"}},
-      {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},   {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},
+      {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},     {kFloat16, 80, 3, 2, false, {op, "kron_squares_80_f16"}},
+      {kFloat16, 96, 2, 2, false, {op, "kron_squares_96_f16"}},     {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},
+      {kBFloat16, 16, 24, 2, false, {op, "kron_squares_16_bf16"}},  {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},
+      {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},   {kBFloat16, 80, 3, 2, false, {op, "kron_squares_80_bf16"}},
       {kBFloat16, 96, 2, 2, false, {op, "kron_squares_96_bf16"}},   {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
   for (SquaresKernel& k : kernels)

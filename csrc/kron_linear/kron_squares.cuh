@@ -196,13 +196,21 @@ struct Squares {
   __device__ __noinline__ static void copy_factor(int to, const void* from, int rows, int columns) {
     if (columns % kWidth == 0) {
       copy(to, static_cast<const T*>(from), rows, columns, threadIdx.x, blockDim.x);
-      return;
+    } else if (sizeof(T) == 4 || columns % 2 == 0) {
+      copy_words<unsigned>(to, from, rows, columns * static_cast<int>(sizeof(T)) / 4);
+    } else {
+      copy_words<unsigned short>(to, from, rows, columns);
     }
-#pragma unroll 4
-    for (int i = threadIdx.x; i < rows * kSize; i += blockDim.x) {
-      const int row = i / kSize, column = i % kSize;
+  }
+  template <class Word>
+  __device__ static void copy_words(int to, const void* from, int rows, int columns) {
+    constexpr int kColumns = kSize * sizeof(T) / sizeof(Word);
+#pragma unroll 8
+    for (int i = threadIdx.x; i < rows * kColumns; i += blockDim.x) {
+      const int row = i / kColumns, column = i % kColumns;
       if (column < columns)
-        reinterpret_cast<T*>(squares_shared + to + row * kPitch)[column] = static_cast<const T*>(from)[row * columns + column];
+        reinterpret_cast<Word*>(squares_shared + to + row * kPitch)[column] =
+            static_cast<const Word*>(from)[row * columns + column];
     }
   }
 

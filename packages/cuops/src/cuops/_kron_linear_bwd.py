@@ -8,48 +8,68 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._kron_linear_factor_bwd import factor_gradient
-from ._kron_linear_fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
-from ._kron_linear_fused import apply, fused_chain, in_place, tf32_allowed
-from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, turns
+from ._kron_linear_factor_bwd import both_gradients, factor_gradient
+from ._kron_linear_fibers_bwd import (
+    MANY,
+    are_small,
+    backward_of_fibers,
+    groups_of_fibers,
+    plan_of_fibers,
+    time_of_fibers,
+)
+from ._kron_linear_fused import apply, fused_chain, in_place, plan_of, tf32_allowed
+from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
-from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
+from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
 
 # By an element's bytes, the smallest factors whose states are worth keeping, and how many at least; the most rows that
 # several states are kept of.
-KEPT, KEPT_ROWS = {2: (math.inf, 0), 4: (48, 4), 8: (24, 2)}, 16
+KEPT, KEPT_ROWS = {2: (32, 4), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 CUT = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest factors worth cutting a chain of GEMMs for
+# Products of neighbours up to this size, and in 16 bits where no factor is larger than 16; from how many elements on
+# they are faster than single factors of 9 and of 16.
+MERGED, MERGED_NARROW = 64, 256
+FROM_9, FROM_16 = 1 << 20, 1 << 24
+WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which two of so many elements are faster one by one
 
 
-def keeps_states(x: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether to keep what a factor after the other is applied to: one state, or those of few rows.
+def _kept(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """Of how many first factors to keep what they make of x: 0, or all but those whose gradients are found together.
 
-    Where gradients by a factor after the other would find them again in a quarter of their time or more.
+    Where the backward would find these states again in a quarter of its time or more: one of two factors, or those of
+    few rows. In 16 bits only those that the forward has anyway, as keeping others would round once more.
     """
     n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
     if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
-        return False
+        return 0
     if tf32_allowed(x):  # in which fused kernels make up for more
-        return False
+        return 0
     times = time_of_products(x, factors), time_of_slices(x, factors), time_of_squares(x, two_of_a_size(x, factors))
-    return min(times) == math.inf and not groups_of_fibers(x, factors) and not turns(factors)
+    if min(times) < math.inf or groups_of_fibers(x, factors) or turns(factors):
+        return 0
+    if x.element_size() == 2:
+        *first, last = (count for _, count, _ in plan_of(x, factors, 1))
+        return n - last if last > 1 and set(first) == {1} else 0
+    one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
+    return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
 
 
 def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """y, and what the factors but the last one are applied to, where it is kept."""
+    """y, and what the first factor makes of x, the first two do, and so on, as far as it is kept."""
     states: list[Tensor] = []
-    if not keeps_states(x, factors):
-        return fused_chain(x, factors, bias), states
-    if x.dtype != torch.float32:
-        return chain_of_matmuls(x, factors, bias, states), states
-    state, inner = in_place(x.contiguous()), 1
-    for w in reversed(factors):
+    kept = _kept(x, factors)
+    if kept == 0 or x.element_size() == 2:
+        y = fused_chain(x, factors, bias, states if kept else None)
+        return y, states
+    state, inner = in_place(x.contiguous()).reshape(-1, x.shape[-1]), x.shape[-1]
+    for w in factors[:kept]:
+        inner //= w.shape[1]
+        state = apply(state.reshape(-1, w.shape[1] * inner), [w], inner)
         states.append(state)
-        state, inner = apply(state.reshape(-1, w.shape[1] * inner), [w], inner), inner * len(w)
-    y = state.reshape(*x.shape[:-1], inner)
-    return y if bias is None else y + bias, states[1:]
+    y = fused_chain(state.reshape(-1, inner), factors[kept:], None).reshape(*x.shape[:-1], -1)
+    return y if bias is None else y + bias, states
 
 
 def _backward_of_states(
@@ -61,17 +81,20 @@ def _backward_of_states(
     kept: Sequence[Tensor],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Back through `forward_and_states`."""
-    if x.dtype != torch.float32:
-        return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept)
-    rows, inner = x.numel() // x.shape[-1], dy.shape[-1]
-    grad, states, dfactors = dy, [*reversed(kept), x], [None] * len(factors)
-    for k, w in enumerate(factors):
+    cut, states, dfactors = len(kept), [x, *kept], [None] * len(factors)
+    others = factors[cut:]
+    inner, p = (math.prod(w.shape[d] for w in others) for d in (1, 0))
+    needs = needs_x or any(needs_factors[:cut])
+    grad, dfactors[cut:] = fused_backward(
+        dy.reshape(-1, p), kept[-1].reshape(-1, inner), others, needs, needs_factors[cut:]
+    )
+    for k in reversed(range(cut)):
         if grad is None:
             break
-        inner //= len(w)
-        grad, state, needs = grad.reshape(rows, -1), states[k].reshape(rows, -1), [needs_factors[k]]
-        grad, (dfactors[k],) = _backward_along(grad, state, [w], inner, needs_x or any(needs_factors[k + 1 :]), needs)
-        rows *= w.shape[1]
+        w, needs = factors[k], needs_x or any(needs_factors[:k])
+        grad, state = grad.reshape(-1, len(w) * inner), states[k].reshape(-1, w.shape[1] * inner)
+        grad, (dfactors[k],) = _backward_along(grad, state, [w], inner, needs, [needs_factors[k]])
+        inner *= w.shape[1]
     return None if grad is None else grad.reshape(x.shape), dfactors
 
 
@@ -104,9 +127,52 @@ def fused_backward(
         return backward_of_fibers(dy, x, factors, groups, 1, needs_x, needs_factors)
     if squares:
         return backward_of_squares(dy, x, factors, *squares, needs_x, needs_factors)
+    if parts := _merged(x, factors):
+        return _backward_of_merged(dy, x, factors, parts, needs_x, needs_factors)
     if cut := _cut_before_squares(x, factors) or _cut_of_sizes(x, factors):
         return _backward_in_two(dy, x, factors, cut, needs_x, needs_factors)
     return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient)
+
+
+def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
+    """The groups of neighbours whose products are factors that take less time; none where single ones do."""
+    sizes = [max(w.shape) for w in factors]
+    least, narrow = min(min(w.shape) for w in factors), x.element_size() == 2 and max(sizes) <= 16
+    if least >= 9 and narrow:
+        most, start = MERGED_NARROW, FROM_16 if least == 16 else FROM_9
+    else:
+        most, start = MERGED, MANY[x.element_size()]
+    if least < 8 or x.numel() < start:
+        return []
+    groups: list[slice] = []
+    end = len(factors)
+    while end > 0:
+        first = end - 1
+        while first > 0 and math.prod(sizes[first - 1 : end]) <= most:
+            first -= 1
+        groups.insert(0, slice(first, end))
+        end = first
+    return groups if len(groups) < len(factors) else []
+
+
+def _backward_of_merged(
+    dy: Tensor,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    groups: Sequence[slice],
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """`fused_backward` of the groups' products, whose gradients are then taken apart."""
+    if len(groups) > 1 and groups[0].stop == 1 and max(factors[0].shape) <= NARROW:  # on which a GEMM would be slow
+        return _backward_in_two(dy, x, factors, 1, needs_x, needs_factors)
+    merged = [product_of(factors[group]) for group in groups]
+    dx, found = fused_backward(dy, x, merged, needs_x, [any(needs_factors[group]) for group in groups])
+    dfactors: list[Tensor | None] = []
+    for group, dw in zip(groups, found, strict=True):
+        parts = factors[group]
+        dfactors += [None] * len(parts) if dw is None else unmerge(dw, parts, needs_factors[group])
+    return dx, dfactors
 
 
 def _cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
@@ -180,9 +246,16 @@ def _backward_along(
     dy, rows, transposed = in_place(dy), len(x), [w.mT for w in factors]
     if not any(needs_factors):
         return apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None, [None] * len(factors)
+    grads, states = dy.reshape(rows, -1, inner), x.reshape(rows, -1, inner)
+    if (
+        len(factors) == 1
+        and needs_x
+        and max(factors[0].shape) >= 8
+        and (found := both_gradients(grads, states, factors[0]))
+    ):
+        return found[0].reshape(rows, -1), [found[1]]
     if are_small(factors) and (groups := plan_of_fibers(x, factors, inner)):
         return backward_of_fibers(dy, x, factors, groups, inner, needs_x, needs_factors)
-    grads, states = dy.reshape(rows, -1, inner), x.reshape(rows, -1, inner)
     if len(factors) == 1:
         dx = apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None
         return dx, [factor_gradient(grads, states)]

@@ -58,7 +58,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
-        needs_states = any(ctx.needs_input_grad[2:-1])  # the last factor's gradient is of x itself
+        needs_states = any(ctx.needs_input_grad[3:])  # the first factor's gradient is of x itself
         y, states = forward_and_states(x, factors, bias) if needs_states else (_fwd_cuda(x, factors, bias), [])
         ctx.factors = len(factors)
         ctx.save_for_backward(x, *factors, *states)

@@ -1,4 +1,4 @@
-"""The gradient of one factor of a Kronecker-factored layer: products summed over all that the factor does not touch."""
+"""Gradients of one factor of a Kronecker-factored layer: products summed over all that it does not touch, and dx."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ._kron_linear_gemm import sum_of_products
 MOST = {2: (48, 48, 32), 4: (128, 64, 48), 8: (48, 48, 32)}
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
 DEEP = 32  # terms of a sum for each row of a factor, which those of more than 64 need
+# The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
+MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
 
 def _is_faster(width: int, rows: int, inner: int, size: int, layout: int) -> bool:
@@ -23,28 +25,59 @@ def _is_faster(width: int, rows: int, inner: int, size: int, layout: int) -> boo
     return size <= MOST[width][layout] and (size <= 64 or rows * inner >= DEEP * size)
 
 
+def _are_both_faster(width: int, inner: int, size: int) -> bool:
+    return size <= MOST_BOTH[width] or (size <= MOST_BOTH_OF_FEW and 64 < inner <= 2 * size)
+
+
 @functools.lru_cache(4096)
 def _partial_rows(
-    dtype: torch.dtype, rows: int, inner: int, o: int, i: int, across_g: bool, across_x: bool, tf32: bool, device: int
+    dtype: torch.dtype,
+    rows: int,
+    inner: int,
+    o: int,
+    i: int,
+    across_g: bool,
+    across_x: bool,
+    with_dx: bool,
+    tf32: bool,
+    device: int,
 ) -> int:
     """How many partial sums the kernel wants; 0 where it is slower, or there is none."""
-    if not _is_faster(2 if tf32 else dtype.itemsize, rows, inner, max(o, i), across_g + across_x):
+    if with_dx:
+        takes = dtype != torch.float32 and _are_both_faster(dtype.itemsize, inner, max(o, i))
+    else:
+        takes = _is_faster(2 if tf32 else dtype.itemsize, rows, inner, max(o, i), across_g + across_x)
+    if not takes:
         return 0
-    return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, device)
+    return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, with_dx, device)
 
 
-def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
-    """`sum_of_products`, by the library's kernel where that is faster."""
+def _by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
+    """dx, where w is there, and the factor's gradient; None where the kernel is slower, or cannot read them."""
     (rows, o, inner), i = g.shape, x.shape[1]
     # Rows lie along the sum, or across it.
     across = [inner == 1 or not t.is_contiguous() for t in (g, x)]
     in_place = all(not is_across or t.mT.is_contiguous() for t, is_across in zip((g, x), across, strict=True))
-    if in_place and g.data_ptr() % VECTOR == x.data_ptr() % VECTOR == 0:
-        tf32 = tf32_allowed(x)
-        partial_rows = _partial_rows(x.dtype, rows, inner, o, i, *across, tf32, x.device.index)
-        if partial_rows:
-            sums = torch.promote_types(x.dtype, torch.float32)
-            dw, partial = x.new_empty(o, i), x.new_empty(partial_rows, -(-o * i // 4) * 4, dtype=sums)
-            library().kron_linear_bwd(dw, partial, g, x, tf32)
-            return dw
-    return sum_of_products(g, x)
+    if not in_place or not g.data_ptr() % VECTOR == x.data_ptr() % VECTOR == 0:
+        return None
+    tf32 = tf32_allowed(x)
+    partial_rows = _partial_rows(x.dtype, rows, inner, o, i, *across, w is not None, tf32, x.device.index)
+    if not partial_rows:
+        return None
+    sums = torch.promote_types(x.dtype, torch.float32)
+    dw, partial = x.new_empty(o, i), x.new_empty(partial_rows, -(-o * i // 4) * 4, dtype=sums)
+    dx = None if w is None else torch.empty_like(x)
+    library().kron_linear_bwd(dw, dx, partial, g, x, None if w is None else w.contiguous(), tf32)
+    return dx, dw
+
+
+def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
+    """`sum_of_products`, by the library's kernel where that is faster."""
+    found = _by_kernel(g, x, None)
+    return sum_of_products(g, x) if found is None else found[1]
+
+
+def both_gradients(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
+    """dx, the transpose of w (o, i) times g, and `factor_gradient` by one kernel; None where two are faster."""
+    found = _by_kernel(g, x, w)
+    return None if found is None or found[0] is None else (found[0], found[1])

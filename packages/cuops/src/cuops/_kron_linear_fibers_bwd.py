@@ -13,7 +13,13 @@ from ._kron_linear_fused import DTYPES, apply, library
 from ._kron_linear_squares_bwd import two_of_a_size
 
 SMALL = 12  # rows and columns of the largest factors that no GEMM is faster for, with columns beyond them
-MANY = 1 << 21  # elements, from which on tensor cores are faster where they can be
+MANY = {
+    2: 1 << 21,
+    4: 1 << 22,
+    8: 1 << 21,
+}  # by their bytes, elements from which on tensor cores are faster for multiples of 8
+# By an element's bytes, from how many elements on factors from 9 on have their gradients faster one by one.
+ONE_BY_ONE = {2: 1 << 20, 4: math.inf, 8: 1 << 17}
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
 START = 3600  # nanoseconds of a prediction that other work hides
 
@@ -47,10 +53,12 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
     if len(factors) == 1:
         use = rows >= ROWS and max(sizes) <= NARROW
     elif two_of_a_size(x, factors):
-        use = len(factors) > 2 and x.numel() < MANY
+        use = len(factors) > 2 and x.numel() < MANY[x.element_size()]
     elif all(size % 8 == 0 for size in sizes):  # tensor cores waste nothing
-        squares = x.element_size() == 2 or two_of_a_size(x, factors[1:])
-        use = min(sizes) < 16 and not (squares and x.numel() >= MANY)
+        use = min(sizes) < 16 and x.numel() < MANY[x.element_size()]
+    elif min(sizes) > 8:
+        singles = x.element_size() == 2 or two_of_a_size(x, factors[-2:])
+        use = not (singles and x.numel() >= ONE_BY_ONE[x.element_size()])
     else:
         use = True
     return plan_of_fibers(x, factors, 1) if use else []

@@ -53,23 +53,33 @@ def tf32_allowed(x: Tensor) -> bool:
     return bool(_precision("cuda", "matmul") == "tf32" if _precision else torch._C._get_cublas_allow_tf32())
 
 
-def _plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, bool]]:
+def plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, bool]]:
     sizes = tuple(size for w in factors for size in w.shape)
     return plan(x.dtype, x.numel() // x.shape[-1], sizes, inner, tf32_allowed(x), x.device.index)
 
 
-def fused_chain(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """y by the fused kernel, a group of factors at a time, and by a GEMM where that is faster. Nothing is empty."""
-    if all(count == 1 and not is_fused for _, count, is_fused in _plan_of(x, factors, 1)):
+def fused_chain(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: list[Tensor] | None = None
+) -> Tensor:
+    """y by the fused kernel, a group of factors at a time, and by a GEMM where that is faster. Nothing is empty.
+
+    `states`: as in `apply`, where it takes the groups in place.
+    """
+    if all(count == 1 and not is_fused for _, count, is_fused in plan_of(x, factors, 1)):
         return chain_of_matmuls(x, factors, bias)
     bias = None if bias is None else bias.contiguous()
-    y, shape = apply(in_place(x), factors, 1, bias), out_shape(x, factors)
+    y, shape = apply(in_place(x), factors, 1, bias, states), out_shape(x, factors)
     return y if y.shape == shape else y.reshape(shape)
 
 
-def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None = None) -> Tensor:
-    """The factors on the last dimension, whose elements are `inner` neighbours each."""
-    tf32, last, groups = tf32_allowed(x), x.shape[-1], _plan_of(x, factors, inner)
+def apply(
+    x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None = None, states: list[Tensor] | None = None
+) -> Tensor:
+    """The factors on the last dimension, whose elements are `inner` neighbours each, the first group first.
+
+    `states`: where what all groups but the first one are applied to goes.
+    """
+    tf32, last, groups = tf32_allowed(x), x.shape[-1], plan_of(x, factors, inner)
     rows = x.numel() // last
     if len(groups) == 1 and groups[0][2]:
         y = x.new_empty(*x.shape[:-1], math.prod(w.shape[0] for w in factors) * inner)
@@ -87,4 +97,6 @@ def apply(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None 
             library().kron_linear_fwd(state, before, group, rest, last_bias, tf32)
         else:
             state = apply_along(state, product_of(group), rest, last_bias)
+        if states is not None and first + count < len(factors):
+            states.append(state)
     return state

@@ -90,13 +90,8 @@ def most_between(factors: Sequence[Tensor]) -> int:
     return max(elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])]))
 
 
-def chain_of_matmuls(
-    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: list[Tensor] | None = None
-) -> Tensor:
-    """y by a GEMM a factor, the last factor first. Nothing is empty.
-
-    `states`, where the chain does not turn: what all factors but the last one are applied to goes there.
-    """
+def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """y by a GEMM a factor, the last factor first. Nothing is empty."""
     if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = None if bias is None else _turned(bias, outs)
@@ -104,8 +99,6 @@ def chain_of_matmuls(
     state = x.reshape(-1, x.shape[-1])
     for w in reversed(factors[1:]):
         state = _apply_factor(state, w)
-        if states is not None:
-            states.append(state)
     return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
 
 
@@ -174,11 +167,10 @@ def chain_of_matmuls_backward(
     needs_x: bool,
     needs_factors: Sequence[bool],
     gradient: Gradient = sum_of_products,
-    kept: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
-    `gradient`: what finds that of a factor, as `sum_of_products` does. `kept`: the states of `chain_of_matmuls`.
+    `gradient`: what finds that of a factor, as `sum_of_products` does.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
@@ -188,7 +180,7 @@ def chain_of_matmuls_backward(
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     large = min(min(w.shape) for w in factors) >= FEW
-    if not kept and len(factors) == 2 and large and _are_products_small(*factors):
+    if len(factors) == 2 and large and _are_products_small(*factors):
         return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient)
     state, states = x.reshape(-1, x.shape[-1]), {}
     for k in reversed(range(len(factors))):
@@ -196,7 +188,7 @@ def chain_of_matmuls_backward(
             states[k] = state
         if not any(needs_factors[:k]):
             break
-        state = kept[len(factors) - 1 - k] if kept else _apply_factor(state, factors[k])
+        state = _apply_factor(state, factors[k])
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
         if grad is not None:
