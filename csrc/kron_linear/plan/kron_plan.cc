@@ -10,15 +10,17 @@ constexpr double kLaunch = 2500;  // ns
 // ns that two kernels in a row share, as the second starts while the first one ends; of 16 bits, where GEMMs in a row share some
 // too.
 constexpr double kOverlap = 3400, kOverlapHalves = 3000;
+// What they lose rather, where kron_linear_bits, _tuned or _small starts behind kron_linear_fibers, but for float64.
+constexpr double kBehindFibers = 3000;
 constexpr double kBatch = 580;                       // ns of a multiprocessor
-constexpr double kDepth = 7;                         // ns of an element of a sum, of a batch of small products
+constexpr double kDepth = 7, kDepthF64 = 12;         // ns of an element of a sum, of a batch of small products
 constexpr int kFew = 32;                             // columns beyond a factor's own, from which on products are batched
 constexpr double kMerge = 2500;                      // ns of a launch that multiplies two factors out
 constexpr double kMergedMargin = 1.15;               // by which that must be faster
 constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
-constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
+constexpr double kFewProducts = 3 << 19, kFewAlone = 1 << 20, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
 // And chains of fused kernels and GEMMs: of bfloat16, two factors in one GEMM take less than expected where they are small.
@@ -41,9 +43,9 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
   const double moved = penalty * group.bytes / 31;
   // As _kron_linear_gemm.py has it: a batch of small products.
-  const bool few = group.operations <= 2 * kFewProducts && vectors * size.in < kFewElements && problem.rows <= kFewRows &&
-                   (problem.inner > 1 || !halves || size.in % 8 || size.out % 8);
-  group.nanoseconds = (few                                          ? 3300 + kDepth * static_cast<double>(size.in)
+  const bool few = group.operations <= 2 * (problem.inner > 1 ? kFewProducts : kFewAlone) && vectors * size.in < kFewElements &&
+                   problem.rows <= kFewRows && (problem.inner > 1 || !halves || size.in % 8 || size.out % 8);
+  group.nanoseconds = (few ? 3300 + (problem.dtype == kFloat64 ? kDepthF64 : kDepth) * static_cast<double>(size.in)
                        : problem.inner > 1 && problem.inner < kFew  ? 6000
                        : problem.dtype == kFloat32 && !problem.tf32 ? 6500
                                                                     : 4500) +
@@ -73,6 +75,13 @@ KronProblem part_of(const KronProblem& problem, int begin, int end) {
   part.sizes.assign(problem.sizes.begin() + begin, problem.sizes.begin() + end);
   part.linear = problem.linear && (part.rows == 1 || longest_row(part) <= kKronMostStride);
   return part;
+}
+
+// Nanoseconds that two fused kernels in a row share.
+double overlap(const KronGroup& group, const KronGroup& next, DType dtype) {
+  const bool is_short = next.has<KronBitsParams>() || next.has<KronTunedParams>() || next.has<KronSmallParams>();
+  if (is_short && group.has<KronFibersParams>() && dtype != kFloat64) return -kBehindFibers;
+  return size_of(dtype) == 2 ? kOverlapHalves : kOverlap;
 }
 
 struct Chain {
@@ -128,8 +137,7 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
         for (std::size_t k = 0; k < candidates.size(); ++k) {
           KronGroup group = candidates[k];
           if (k > 0 && end == i + 1 && !slow && !mixes) continue;
-          if (group.fused && end < n && rest.groups[0].fused)
-            group.nanoseconds -= size_of(problem.dtype) == 2 ? kOverlapHalves : kOverlap;
+          if (group.fused && end < n && rest.groups[0].fused) group.nanoseconds -= overlap(group, rest.groups[0], problem.dtype);
           if (!(group.nanoseconds + rest.nanoseconds < chain.nanoseconds)) continue;
           chain.nanoseconds = group.nanoseconds + rest.nanoseconds;
           chain.groups = {group};
@@ -172,7 +180,7 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
 std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const KronDevice& device) {
   auto [plain, mixed] = cheapest_chains(problem, device);
   // The vendor's alone, the last factor first.
-  Chain gemms{{}, kLaunch};
+  Chain gemms{{}, 0};
   for (int i = 0; i < static_cast<int>(problem.sizes.size()); ++i) {
     KronProblem part = part_of(problem, i, i + 1);
     for (int k = 0; k < i; ++k) part.rows = part.rows / problem.sizes[k].out * problem.sizes[k].in;
@@ -180,6 +188,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const 
     const bool in_batch = static_cast<double>(part.rows) / problem.rows * part.inner >= kFew;
     gemms.groups.push_back(plan_gemm(part, in_batch ? static_cast<double>(problem.rows) : 0, device));
     gemms.groups.back().first = i;
+    if (i == 0) gemms.groups[0].nanoseconds += kLaunch;  // as that of a fused kernel has it
     gemms.nanoseconds += gemms.groups.back().nanoseconds;
   }
   const bool tuned =

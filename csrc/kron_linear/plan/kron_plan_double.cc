@@ -13,6 +13,7 @@ constexpr int kSizes[] = {16, 24, 32, 48, 64};
 constexpr double kStart = 7.5;
 constexpr double kMma = 5.2e-3;     // for one m16n8k8
 constexpr double kAlone = 18.2e-3;  // for one by a warp alone
+constexpr double kHalfIdle = 1.5;   // times as long, where less than half of the multiprocessors have a sample
 constexpr double kBytes = 26e3;     // of device memory
 constexpr double kHidden = 0.2;     // of the shorter of memory and arithmetic
 
@@ -44,8 +45,10 @@ KronGroup plan_double(const KronProblem& problem, const KronDevice& device) {
   const double products = 2.0 * ceil_div(size, 16) * (size / 8) * (size / 8);
   const double memory = 8 * (in + out) / kBytes, compute = products * kMma;
   const double turns = static_cast<double>(ceil_div(problem.rows, blocks));
+  // The vendor's products have work for all multiprocessors.
+  const double alone = kAlone * (2 * problem.rows < device.multiprocessors ? kHalfIdle : 1);
   group.nanoseconds =
-      1e3 * (kStart + kAlone * products / warps + turns * (std::max(compute, memory) + kHidden * std::min(compute, memory)));
+      1e3 * (kStart + alone * products / warps + turns * (std::max(compute, memory) + kHidden * std::min(compute, memory)));
   group.fused = true;
   return group;
 }

@@ -12,6 +12,7 @@ struct Costs {
   double start, depth, tile, tile_depth;
 };
 constexpr Costs kCosts = {4.9, 0.009, 0.54, 0.0038}, kCostsF64 = {4.9, 0.0155, 0.36, 0.0104};
+constexpr double kDeepF64 = 96, kDeeper = 0.04;        // a sum beyond which each element of float64 takes this much more
 constexpr double kShallow = 16, kShallowTile = 0.36;   // such a sum, of which the block asks for all at once, and its tile
 constexpr double kSingles = 350;                       // ns, where elements move one by one
 constexpr double kPass = 1.5;                          // of what shared memory holds of a sum, but for the first time
@@ -56,8 +57,9 @@ struct Launch {
     blocks += count;
     const bool shallow = depth <= kShallow && dtype != kFloat64;
     work += count * (shallow ? kShallowTile : costs().tile + costs().tile_depth * depth);
-    longest =
-        std::max(longest, costs().depth * std::min(depth, most) + kPass * (std::ceil(depth / most) - 1) + kShared[splits_log]);
+    const double deeper = dtype == kFloat64 ? kDeeper * std::max(0.0, depth - kDeepF64) : 0;
+    longest = std::max(
+        longest, costs().depth * std::min(depth, most) + kPass * (std::ceil(depth / most) - 1) + kShared[splits_log] + deeper);
   }
   double nanoseconds(const KronDevice& device) const {
     const double each = blocks / device.multiprocessors;

@@ -14,8 +14,9 @@ from .reference import elements_between
 Gradient = Callable[[Tensor, Tensor], Tensor]
 
 FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
-# Up to which a batch of small products is faster than one GEMM: products, elements, and rows.
-FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 15, 1024
+# Up to which a batch of small products is faster than one GEMM: products, and those of a factor without columns beyond it,
+# elements, and rows.
+FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
@@ -34,7 +35,12 @@ def product_of(factors: Sequence[Tensor]) -> Tensor:
 
 def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
     """Whether the library's GEMM is slower than a batch of a product a row, as measured on an H200."""
-    few = len(state) <= FEW_ROWS and state.numel() < FEW_ELEMENTS and len(state) * rest * w.numel() <= FEW_PRODUCTS
+    products = len(state) * rest * w.numel()
+    few = (
+        len(state) <= FEW_ROWS
+        and state.numel() < FEW_ELEMENTS
+        and products <= (FEW_PRODUCTS if rest > 1 else FEW_ALONE)
+    )
     return few and (rest > 1 or w.element_size() > 2 or w.shape[0] % 8 != 0 or w.shape[1] % 8 != 0)
 
 
