@@ -14,7 +14,7 @@ from .reference import elements_between
 Gradient = Callable[[Tensor, Tensor], Tensor]
 
 FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
-# Up to which a batch of small products is faster than one GEMM: products, and those of a factor without columns beyond it,
+# Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it,
 # elements, and rows.
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
