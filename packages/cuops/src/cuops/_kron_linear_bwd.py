@@ -136,9 +136,9 @@ def fused_backward(
 
 def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
     """The groups of neighbours whose products are factors that take less time; none where single ones do."""
-    sizes = [max(w.shape) for w in factors]
-    least, narrow = min(min(w.shape) for w in factors), x.element_size() == 2 and max(sizes) <= 16
-    if least >= 9 and narrow:
+    sizes, least = [max(w.shape) for w in factors], min(min(w.shape) for w in factors)
+    in_fours = all(size % 4 == 0 for w in factors for size in w.shape)  # else GEMMs in 16 bits are slow
+    if x.element_size() == 2 and least > 8 and max(sizes) <= 16 and in_fours:
         most, start = MERGED_NARROW, FROM_16 if least == 16 else FROM_9
     else:
         most, start = MERGED, MANY[x.element_size()]

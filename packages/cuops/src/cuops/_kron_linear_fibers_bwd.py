@@ -57,7 +57,8 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
     elif all(size % 8 == 0 for size in sizes):  # tensor cores waste nothing
         use = min(sizes) < 16 and x.numel() < MANY[x.element_size()]
     elif min(sizes) > 8:
-        singles = x.element_size() == 2 or two_of_a_size(x, factors[-2:])
+        # In 16 bits by products of two, which GEMMs are fast for.
+        singles = all(size % 4 == 0 for size in sizes) if x.element_size() == 2 else two_of_a_size(x, factors[-2:])
         use = not (singles and x.numel() >= ONE_BY_ONE[x.element_size()])
     else:
         use = True
