@@ -233,6 +233,22 @@ def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, m
     check_gradients(x, dy, factors)
 
 
+@pytest.mark.usefixtures("_no_kernels")
+def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "FROM_12", 1)
+    merged = {}
+    for dtype in (torch.float16, torch.bfloat16):
+        factors = [make((12, 12), dtype, seed=k) for k in range(4)]
+        merged[dtype] = len(_kron_linear_bwd._merged(make((2, 12**4), dtype), factors))
+    assert merged == {torch.float16: 0, torch.bfloat16: 2}
+    x, dy = make((640, 12**3), torch.float16), make((640, 12**3), torch.float16, seed=9)
+    factors = [make((12, 12), torch.float16, seed=k) * (1, 90, 90)[k] for k in range(3)]
+    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: [1])
+    monkeypatch.setattr(_kron_linear_bwd, "are_small", lambda *_: False)
+    dx, dfactors = _kron_linear_bwd.fused_backward(dy * 1e-6, x * 1e-3, factors, True, [True] * 3)
+    assert all(d.isfinite().all() for d in (dx, *dfactors))
+
+
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize(
     "sizes",

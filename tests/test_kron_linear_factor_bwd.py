@@ -73,7 +73,11 @@ WITH_DX = [dtype for dtype in DTYPES if dtype != torch.float32]
 )
 def test_both_gradients_by_one_kernel(size, depth, dtype):
     (g, x), w = operands(*depth, size, dtype, (False, False)), random(size, dtype, 8)
-    dx, dw = both_gradients(g, x, w)
+    found = both_gradients(g, x, w)
+    if found is None:  # where shared memory is smaller than on Hopper
+        assert torch.cuda.get_device_properties(0).shared_memory_per_block_optin < 213_000
+        return
+    dx, dw = found
     check(dw, g, x)
     check_dx(dx, g, w)
     assert_repeatable(lambda: both_gradients(g, x, w))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cuops
+import kron_exact
 import kron_samples
 import pytest
 import torch
@@ -152,6 +153,25 @@ def test_training_has_the_loss_curve_of_the_whole_matrix(dtype, device):
     # Each step rounds otherwise, to either side, and passes that on: what 30 steps may add up to, and as much again.
     assert got == pytest.approx(losses(whole), rel=16 * torch.finfo(dtype).eps)
     assert got[-1] < 0.9 * got[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", kron_samples.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [
+        (700, [(12, 12)] * 3),
+        (60, [(12, 12)] * 4),
+        (5, [(12, 8), (8, 12), (12, 12), (12, 12), (12, 16)]),
+        (2, [(8, 8)] * 7),
+        (1, [(16, 16)] * 6),
+        (1, [(8, 8)] * 8),
+    ],
+    ids=str,
+)
+def test_gradients_of_many_elements(rows, sizes, dtype):
+    x, dy, factors = kron_exact.arguments(rows, sizes, dtype)
+    kron_exact.check(kron_exact.value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.gpu

@@ -13,11 +13,12 @@ from kron_exact import arguments, distance, gradients
 from kron_samples import DTYPES, assert_repeatable, random
 
 pytestmark = pytest.mark.gpu
-SQUARES = [[(size, size)] * 2 for size in (16, 24, 32, 48, 64, 96, 128)]
+SQUARES = [[(size, size)] * 2 for size in (16, 24, 32, 48, 64, 80, 96, 128)]
 SMALLER = [
     [(112, 112), (128, 128)],
     [(86, 86), (120, 128)],
     [(80, 72), (68, 96)],
+    [(67, 73), (72, 80)],
     [(40, 56), (64, 48)],
     [(17, 31), (32, 24)],
     [(7, 16), (16, 8)],

@@ -56,6 +56,7 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
     if (p.steps == 2 || p.stage_units <= kMostUnits) break;
   }
   const int parts = std::max(1, std::min(kBwdMostWarps / tiles, problem.with_dx ? p.steps : p.steps / 2));
+  // With dx, whole multiples of 8 rows of a stage have a thread for each vector, and its steps as many warps each.
   const int threads = static_cast<int>(round_up(32 * tiles * parts, 64));
   const int sums = parts > 1 ? tiles * kBwdTile * kBwdTile * std::max(bytes, 4) : 0;
   p.w_at = kBwdStages * p.stage_units;

@@ -21,7 +21,7 @@ __device__ inline void copy_vector(unsigned to, const uint4* from, bool exists) 
 
 // An operand in shared memory. What a lane multiplies is of 16 bytes of the depth, one after the other; four lanes have a step. So
 // a row along the depth is read in whole units, and of one across the depth, lanes find the same elements in as many units.
-// kDx: so are the same elements of neighbouring rows.
+// kDx: eight rows have the same elements at eight places of shared memory, too, as dx reads columns of g.
 template <class T, bool kAcross, bool kDx>
 class BwdOperand {
  public:

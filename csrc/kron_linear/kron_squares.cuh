@@ -194,6 +194,7 @@ struct Squares {
 
   // A factor, whose rows may not be.
   __device__ __noinline__ static void copy_factor(int to, const void* from, int rows, int columns) {
+    static_assert(sizeof(T) <= 4);
     if (columns % kWidth == 0) {
       copy(to, static_cast<const T*>(from), rows, columns, threadIdx.x, blockDim.x);
     } else if (sizeof(T) == 4 || columns % 2 == 0) {

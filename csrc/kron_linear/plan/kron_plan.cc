@@ -10,7 +10,7 @@ constexpr double kLaunch = 2500;  // ns
 // ns that two kernels in a row share, as the second starts while the first one ends; of 16 bits, where GEMMs in a row share some
 // too.
 constexpr double kOverlap = 3400, kOverlapHalves = 3000;
-// What they lose rather, where kron_linear_bits, _tuned or _small starts behind kron_linear_fibers, but for float64.
+// ns that it takes longer, rather, where kron_linear_bits, _tuned or _small starts behind kron_linear_fibers, but for float64.
 constexpr double kBehindFibers = 3000;
 constexpr double kBatch = 580;                       // ns of a multiprocessor
 constexpr double kDepth = 7, kDepthF64 = 12;         // ns of an element of a sum, of a batch of small products
@@ -28,7 +28,8 @@ constexpr double kMixedMargin = 1.02, kMixedMarginBFloat16 = 1.1;
 
 // A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more, and of 16 bits each
 // of the batched products costs at least kBatch. `batches`: how many, where _kron_linear_gemm.py takes the batched product, else 0.
-KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice& device) {
+// `alone`: whether the layer has no other factor.
+KronGroup plan_gemm(const KronProblem& problem, double batches, bool alone, const KronDevice& device) {
   KronGroup group(problem);
   const KronSize& size = problem.sizes[0];
   const double vectors = static_cast<double>(problem.rows) * problem.inner,
@@ -36,21 +37,22 @@ KronGroup plan_gemm(const KronProblem& problem, double batches, const KronDevice
   const bool halves = size_of(problem.dtype) == 2;
   group.bytes = vectors * (size.in + size.out) * size_of(problem.dtype);
   group.operations = 2 * vectors * size.in * size.out;
-  // Operations a nanosecond a multiprocessor; those of large products in 16 bits hide behind the state's way.
+  // Operations a nanosecond a multiprocessor.
   const double rate_f64 = smallest >= 112 ? 620 : smallest >= 96 ? 450 : 380;
   const double rate = halves ? 6800 : problem.tf32 ? 3000 : problem.dtype == kFloat64 ? rate_f64 : 380;
+  const double hidden = halves && smallest >= 256 ? 0.4 : 1.0;  // the state comes meanwhile
   double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
   if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
   const double moved = penalty * group.bytes / 31;
   // As _kron_linear_gemm.py has it: a batch of small products.
-  const bool few = group.operations <= 2 * (problem.inner > 1 ? kFewProducts : kFewAlone) && vectors * size.in < kFewElements &&
-                   problem.rows <= kFewRows && (problem.inner > 1 || !halves || size.in % 8 || size.out % 8);
+  const bool few = group.operations <= 2 * (alone ? kFewAlone : kFewProducts) && vectors * size.in < kFewElements &&
+                   problem.rows <= kFewRows && (!alone || !halves || size.in % 8 || size.out % 8);
   group.nanoseconds = (few ? 3300 + (problem.dtype == kFloat64 ? kDepthF64 : kDepth) * static_cast<double>(size.in)
                        : problem.inner > 1 && problem.inner < kFew  ? 6000
                        : problem.dtype == kFloat32 && !problem.tf32 ? 6500
                                                                     : 4500) +
                       (halves ? std::max(moved, batches * kBatch) : moved) / device.multiprocessors +
-                      (halves && smallest >= 256 ? 0.4 : 1.0) * group.operations / (rate * device.multiprocessors);
+                      hidden * group.operations / (rate * device.multiprocessors);
   return group;
 }
 
@@ -77,7 +79,7 @@ KronProblem part_of(const KronProblem& problem, int begin, int end) {
   return part;
 }
 
-// Nanoseconds that two fused kernels in a row share.
+// Nanoseconds that two fused kernels in a row share, or lose, where negative.
 double overlap(const KronGroup& group, const KronGroup& next, DType dtype) {
   const bool is_short = next.has<KronBitsParams>() || next.has<KronTunedParams>() || next.has<KronSmallParams>();
   if (is_short && group.has<KronFibersParams>() && dtype != kFloat64) return -kBehindFibers;
@@ -108,7 +110,7 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
                         (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
       if (end == i + 1) {
-        KronGroup gemm = plan_gemm(part, batches, device);
+        KronGroup gemm = plan_gemm(part, batches, n == 1, device);
         if (fused && end == n) gemm.nanoseconds += kLaunch;  // as that of a fused kernel has it
         candidates.push_back(std::move(gemm));
       }
@@ -119,7 +121,7 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
         merged.sizes = {size};
         if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
             static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
-          KronGroup gemm = plan_gemm(merged, batches, device);
+          KronGroup gemm = plan_gemm(merged, batches, false, device);
           gemm.count = 2;
           gemm.nanoseconds = kMergedMargin * (gemm.nanoseconds + kMerge);
           candidates.push_back(std::move(gemm));
@@ -186,7 +188,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const 
     for (int k = 0; k < i; ++k) part.rows = part.rows / problem.sizes[k].out * problem.sizes[k].in;
     for (std::size_t k = i + 1; k < problem.sizes.size(); ++k) part.inner = part.inner / problem.sizes[k].in * problem.sizes[k].out;
     const bool in_batch = static_cast<double>(part.rows) / problem.rows * part.inner >= kFew;
-    gemms.groups.push_back(plan_gemm(part, in_batch ? static_cast<double>(problem.rows) : 0, device));
+    gemms.groups.push_back(plan_gemm(part, in_batch ? static_cast<double>(problem.rows) : 0, problem.sizes.size() == 1, device));
     gemms.groups.back().first = i;
     if (i == 0) gemms.groups[0].nanoseconds += kLaunch;  // as that of a fused kernel has it
     gemms.nanoseconds += gemms.groups.back().nanoseconds;

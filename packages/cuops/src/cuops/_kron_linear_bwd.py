@@ -14,6 +14,7 @@ from ._kron_linear_fibers_bwd import (
     are_small,
     backward_of_fibers,
     groups_of_fibers,
+    in_fours,
     plan_of_fibers,
     time_of_fibers,
 )
@@ -27,12 +28,15 @@ from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_
 # several states are kept of.
 KEPT, KEPT_ROWS = {2: (32, 4), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
+LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
 CUT = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest factors worth cutting a chain of GEMMs for
-# Products of neighbours up to this size, and in 16 bits where no factor is larger than 16; from how many elements on
-# they are faster than single factors of 9 and of 16.
-MERGED, MERGED_NARROW = 64, 256
-FROM_9, FROM_16 = 1 << 20, 1 << 24
-WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which two of so many elements are faster one by one
+MERGED, LEAST_MERGED = 64, 8  # products of neighbours, and factors, that are faster as one from MANY elements on
+# And in bfloat16, of factors of more than 8 and up to 16: from how many elements on those of 12 are, and those of 16.
+MERGED_NARROW, FROM_12, FROM_16 = 256, 1 << 20, 1 << 24
+WIDE, FROM_WIDE = (
+    48,
+    1 << 23,
+)  # in float64, beyond which the last two factors are faster one by one, of so many elements
 
 
 def _kept(x: Tensor, factors: Sequence[Tensor]) -> int:
@@ -129,20 +133,22 @@ def fused_backward(
         return backward_of_squares(dy, x, factors, *squares, needs_x, needs_factors)
     if parts := _merged(x, factors):
         return _backward_of_merged(dy, x, factors, parts, needs_x, needs_factors)
-    if cut := _cut_before_squares(x, factors) or _cut_of_sizes(x, factors):
+    if cut := _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors):
         return _backward_in_two(dy, x, factors, cut, needs_x, needs_factors)
     return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient)
 
 
 def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
-    """The groups of neighbours whose products are factors that take less time; none where single ones do."""
+    """The groups of neighbours whose products are factors that take less time; none where single ones do.
+
+    Of float16, products of elements may leave its range.
+    """
     sizes, least = [max(w.shape) for w in factors], min(min(w.shape) for w in factors)
-    in_fours = all(size % 4 == 0 for w in factors for size in w.shape)  # else GEMMs in 16 bits are slow
-    if x.element_size() == 2 and least > 8 and max(sizes) <= 16 and in_fours:
-        most, start = MERGED_NARROW, FROM_16 if least == 16 else FROM_9
+    if x.element_size() == 2 and least > 8 and max(sizes) <= NARROW and in_fours(factors):
+        most, start = MERGED_NARROW, FROM_16 if least == 16 else FROM_12
     else:
         most, start = MERGED, MANY[x.element_size()]
-    if least < 8 or x.numel() < start:
+    if x.dtype == torch.float16 or least < LEAST_MERGED or x.numel() < start:
         return []
     groups: list[slice] = []
     end = len(factors)
@@ -184,6 +190,12 @@ def _cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
     if x.dtype == torch.float32 and min(min(w.shape) for w in factors) > NARROW:
         return next((k for k in cuts if k > 1 and two_of_a_size(x, factors[:k])), 1 if cuts else 0)
     return 1 if cuts else 0
+
+
+def _cut_of_narrow(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """1 before small float16 factors that have kernels for groups, and are faster without; 0 before others."""
+    narrow = x.dtype == torch.float16 and len(factors) > 2 and max(max(w.shape) for w in factors) <= NARROW
+    return int(narrow and bool(plan_of_fibers(x, factors, 1)))
 
 
 def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor]) -> int:
@@ -250,7 +262,7 @@ def _backward_along(
     if (
         len(factors) == 1
         and needs_x
-        and max(factors[0].shape) >= 8
+        and max(factors[0].shape) >= LEAST_SINGLE
         and (found := both_gradients(grads, states, factors[0]))
     ):
         return found[0].reshape(rows, -1), [found[1]]

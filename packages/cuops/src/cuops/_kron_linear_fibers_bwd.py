@@ -13,13 +13,9 @@ from ._kron_linear_fused import DTYPES, apply, library
 from ._kron_linear_squares_bwd import two_of_a_size
 
 SMALL = 12  # rows and columns of the largest factors that no GEMM is faster for, with columns beyond them
-MANY = {
-    2: 1 << 21,
-    4: 1 << 22,
-    8: 1 << 21,
-}  # by their bytes, elements from which on tensor cores are faster for multiples of 8
-# By an element's bytes, from how many elements on factors from 9 on have their gradients faster one by one.
-ONE_BY_ONE = {2: 1 << 20, 4: math.inf, 8: 1 << 17}
+# By an element's bytes, from how many elements on other ways are faster: for multiples of 8, on tensor cores, and for
+# others of more than 8, a factor or a product of two at a time.
+MANY, MANY_OTHERS = {2: 1 << 21, 4: 1 << 22, 8: 1 << 21}, {2: 1 << 20, 4: math.inf, 8: 1 << 17}
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
 START = 3600  # nanoseconds of a prediction that other work hides
 
@@ -35,6 +31,11 @@ def _groups(
 def are_small(factors: Sequence[Tensor]) -> bool:
     """Whether no GEMM is faster for any of the factors."""
     return all(max(w.shape) <= SMALL for w in factors)
+
+
+def in_fours(factors: Sequence[Tensor]) -> bool:
+    """Whether products of two have sizes that GEMMs in 16 bits are fast for, and make whole vectors of columns."""
+    return all(size % 4 == 0 for w in factors for size in w.shape)
 
 
 def plan_of_fibers(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, int, int]]:
@@ -57,9 +58,11 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
     elif all(size % 8 == 0 for size in sizes):  # tensor cores waste nothing
         use = min(sizes) < 16 and x.numel() < MANY[x.element_size()]
     elif min(sizes) > 8:
-        # In 16 bits by products of two, which GEMMs are fast for.
-        singles = all(size % 4 == 0 for size in sizes) if x.element_size() == 2 else two_of_a_size(x, factors[-2:])
-        use = not (singles and x.numel() >= ONE_BY_ONE[x.element_size()])
+        if x.element_size() == 2:
+            others = in_fours(factors) and (x.dtype == torch.bfloat16 or len(factors) > 2)
+        else:
+            others = two_of_a_size(x, factors[-2:]) is not None
+        use = not (others and x.numel() >= MANY_OTHERS[x.element_size()])
     else:
         use = True
     return plan_of_fibers(x, factors, 1) if use else []
