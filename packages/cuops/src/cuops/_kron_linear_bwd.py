@@ -31,8 +31,10 @@ NARROW = 16  # the largest factors that are faster one by one than as a part of 
 LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
 CUT = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest factors worth cutting a chain of GEMMs for
 MERGED, LEAST_MERGED = 64, 8  # products of neighbours, and factors, that are faster as one from MANY elements on
-# And in bfloat16, of factors of more than 8 and up to 16: from how many elements on those of 12 are, and those of 16.
-MERGED_NARROW, FROM_12, FROM_16 = 256, 1 << 20, 1 << 24
+MERGED_NARROW, FROM_16 = (
+    256,
+    1 << 24,
+)  # and in bfloat16, of factors of more than 8 and up to 16; of 16, from more elements on
 WIDE, FROM_WIDE = (
     48,
     1 << 23,
@@ -145,7 +147,7 @@ def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
     """
     sizes, least = [max(w.shape) for w in factors], min(min(w.shape) for w in factors)
     if x.element_size() == 2 and least > 8 and max(sizes) <= NARROW and in_fours(factors):
-        most, start = MERGED_NARROW, FROM_16 if least == 16 else FROM_12
+        most, start = MERGED_NARROW, FROM_16 if least == 16 else MANY[2]
     else:
         most, start = MERGED, MANY[x.element_size()]
     if x.dtype == torch.float16 or least < LEAST_MERGED or x.numel() < start:

@@ -15,7 +15,7 @@ from ._kron_linear_squares_bwd import two_of_a_size
 SMALL = 12  # rows and columns of the largest factors that no GEMM is faster for, with columns beyond them
 # By an element's bytes, from how many elements on other ways are faster: for multiples of 8, on tensor cores, and for
 # others of more than 8, a factor or a product of two at a time.
-MANY, MANY_OTHERS = {2: 1 << 21, 4: 1 << 22, 8: 1 << 21}, {2: 1 << 20, 4: math.inf, 8: 1 << 17}
+MANY, MANY_OTHERS = {2: 1 << 21, 4: 1 << 22, 8: 1 << 21}, {2: 1 << 21, 4: math.inf, 8: 1 << 17}
 ROWS, NARROW = 512, 12  # of a single factor, that no GEMM is faster for
 START = 3600  # nanoseconds of a prediction that other work hides
 
