@@ -1,4 +1,5 @@
-// Gradients of the factors of kron_linear on the device: products of two arrays summed over all that the factor does not touch.
+// Gradients by one factor of kron_linear on the device: of the factor, products of two arrays summed over all that it does not
+// touch, and of what it is applied to.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
@@ -349,6 +350,7 @@ class BwdFactor {
   unsigned position_, row_, column_, advance_, advance_rows_, advance_columns_;  // in units of the depth
 };
 
+// Where dx is not asked for.
 struct NoFactor {
   __device__ NoFactor(const KronBwdParams&, unsigned, unsigned) {}
 };
