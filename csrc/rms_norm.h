@@ -45,6 +45,7 @@ static_assert(sizeof(RmsNormFwdParams) == 264, "host and device must agree on th
 
 constexpr int kPartVectors = 4;        // of a thread, in rms_norm_parts.cu
 constexpr int kMostRowsInParts = 128;  // for which rms_norm_bwd_phased.cu has shared memory
+constexpr int kRowsAtOnce = 4;         // of a thread, in rms_norm_bwd_at_once.cu
 
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import cuops
 import pytest
 import torch
@@ -77,6 +79,27 @@ def test_rows_that_start_between_vectors_agree_with_the_formula(kind, rows, n, d
     check_agreement(kind, rows, n, dtype)
 
 
+ALIGNED = [
+    (2, 16384),
+    (9, 4104),
+    (16, 6144),
+    (40, 8192),
+    (65, 16384),
+    (100, 6152),
+    (256, 4096),
+    (300, 2048),
+    (1024, 1024),
+]
+BETWEEN_VECTORS = [(33, 16383), (64, 4097), (90, 8190), (130, 7164), (256, 8191)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize(("rows", "n"), ALIGNED + BETWEEN_VECTORS)
+@pytest.mark.parametrize("kind", ["plain", "residual"])
+def test_rows_that_are_read_all_at_once_agree_with_the_formula(kind, rows, n, dtype):
+    check_agreement(kind, rows, n, dtype)
+
+
 SIZES = {
     "all": [1e-20, 0.0, 1.0, 1e20],
     "one large": [1.0] * 15 + [1e20],
@@ -88,15 +111,16 @@ SIZES = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
-@pytest.mark.parametrize("n", [65536, 262143, 1_048_576])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "n"), [*product([1, 3], [65536, 262143, 1_048_576]), (12, 8192), (48, 8192), (96, 8191)]
+)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_parts_of_a_row_may_differ_in_size(sizes, rows, n, eps, dtype):
     generator = torch.Generator("cuda").manual_seed(n)
     piece = 2048  # of neighbours, less than what a block reads at once
     pick = torch.randint(len(SIZES[sizes]), (rows, n // piece + 1), generator=generator, device="cuda")
+    pick[:, 0] = len(SIZES[sizes]) - 1  # no row is zeros alone
     size = torch.tensor(SIZES[sizes], dtype=torch.float64, device="cuda")[pick].repeat_interleave(piece, 1)[:, :n]
-    pick[:, 0] = len(SIZES[sizes]) - 1
     power = 10 if dtype == torch.float64 else 1  # of float64 squares leave the range much later
     x, dy = (torch.randn(rows, n, generator=generator, device="cuda").double() for _ in range(2))
     x, dy = (x * size**power).to(dtype).requires_grad_(), dy.to(dtype)
@@ -122,8 +146,7 @@ def test_parts_of_a_row_may_differ_in_size(sizes, rows, n, eps, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("n", [65536, 262143])
+@pytest.mark.parametrize(("rows", "n"), [*product([1, 3], [65536, 262143]), (12, 8192), (48, 8191)])
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
 def test_zeros_have_gradients_without_nan(eps, n, rows, dtype):
     x = torch.zeros(rows, n, device="cuda", dtype=dtype)

@@ -28,6 +28,58 @@ __device__ T reduce_lanes(T v, int lanes, Op op) {
   return v;
 }
 
+// Adds up each of kValues values, a power of two, over the lanes of a warp: each lane goes on with half of them, until it has one,
+// in v[0]. Returns which.
+template <int kValues>
+__device__ int add_up_by_halves(float (&v)[kValues]) {
+  const int lane = threadIdx.x % 32;
+  int which = 0;
+#pragma unroll
+  for (int count = kValues / 2, offset = 16; count >= 1; count /= 2, offset /= 2) {
+    const bool upper = lane & offset;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float mine = upper ? v[i + count] : v[i], other = upper ? v[i] : v[i + count];
+      v[i] = mine + __shfl_xor_sync(0xffffffffu, other, offset);
+    }
+    which = 2 * which + upper;
+  }
+  v[0] = reduce_lanes(v[0], 32 / kValues, Sum());
+  return which;
+}
+
+#if CUOPS_CLUSTERS
+// Stores a value where block `rank` of the cluster has what is here at this address. It is counted as arrived there.
+template <class Acc>
+__device__ void send_to_block(Acc* to, Acc v, unsigned long long* arrived, unsigned rank) {
+  unsigned there, barrier;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(arrived)), "r"(rank));
+  if constexpr (sizeof(Acc) == 8) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
+                 "l"(__double_as_longlong(v)), "r"(barrier)
+                 : "memory");
+  } else {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(__float_as_uint(v)),
+                 "r"(barrier)
+                 : "memory");
+  }
+}
+
+__device__ inline void wait_for_arrivals(unsigned long long* arrived, unsigned parity) {
+  unsigned done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(arrived)), "r"(parity)
+        : "memory");
+  }
+}
+#endif
+
 // The team of threads that shares a row. blockDim.x is a power of two up to 32, or a multiple of 32 and then blockDim.y is 1.
 // Blocks of a cluster (compute capability 9.0) exchange their results by asynchronous stores, which signal their arrival on
 // the receiver's barrier: a cluster-wide barrier would wait for each thread's global memory traffic too.
@@ -86,9 +138,9 @@ class Team {
       if (phase_ == 0) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all barriers are initialised
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
-        if (threadIdx.x < blocks) send(&by_block_[slot][k][rank], v[k], &arrived_[slot], threadIdx.x);
+        if (threadIdx.x < blocks) send_to_block(&by_block_[slot][k][rank], v[k], &arrived_[slot], threadIdx.x);
       }
-      wait(&arrived_[slot], phase_ / 2 & 1);
+      wait_for_arrivals(&arrived_[slot], phase_ / 2 & 1);
 #pragma unroll
       for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < blocks ? by_block_[slot][k][lane] : Acc(0), 32, op);
     }
@@ -111,34 +163,6 @@ class Team {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrived_[slot])),
                  "r"(static_cast<unsigned>(sizeof(Acc)) * kValues * blocks)
                  : "memory");
-  }
-
-  __device__ static void send(Acc* to, Acc v, unsigned long long* arrived, unsigned to_rank) {
-    unsigned there, barrier;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(to_rank));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(arrived)), "r"(to_rank));
-    if constexpr (sizeof(Acc) == 8) {
-      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
-                   "l"(__double_as_longlong(v)), "r"(barrier)
-                   : "memory");
-    } else {
-      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there),
-                   "r"(__float_as_uint(v)), "r"(barrier)
-                   : "memory");
-    }
-  }
-
-  __device__ static void wait(unsigned long long* arrived, unsigned parity) {
-    unsigned done = 0;
-    while (!done) {
-      asm volatile(
-          "{\n\t.reg .pred p;\n\t"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-          "selp.u32 %0, 1, 0, p;\n\t}"
-          : "=r"(done)
-          : "r"(shared_address(arrived)), "r"(parity)
-          : "memory");
-    }
   }
 #endif
 

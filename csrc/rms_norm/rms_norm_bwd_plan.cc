@@ -127,6 +127,50 @@ Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardwar
   return {kernel, shape, teams, teams == 1, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
 }
 
+// Whether the rows are better on their way all at once: limits as measured, of vectors of 16 bytes.
+bool at_once(const Problem& p) {
+  const std::int64_t across = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype), all = p.rows * across;
+  const bool halves = size_of(p.dtype) == 2, aligned = p.starts == kAligned;
+  if (aligned && p.rows <= 16) return p.rows > 1 && across >= 512 && all <= (halves ? 16 : 24) << 10;  // in one cluster
+  if (p.rows < 32) return false;
+  if (across >= 640) {
+    const std::int64_t least_phased = halves ? 641 : 1024, most = halves ? 2048 : 4096;
+    return across <= most && (aligned || across >= least_phased) && all <= (halves ? 512 : across <= 1024 ? 384 : 336) << 10;
+  }
+  // Shorter rows have others beside them in a block otherwise, which leaves few partial sums too.
+  if (!aligned || all > 200 << 10) return false;
+  if (across >= 256) return all >= (halves ? 32 : across >= 512 ? 64 : 128) << 10;
+  return halves && across >= 64 && p.rows >= 512 && all >= 64 << 10;
+}
+
+// Short blocks, because their warps exchange what they find.
+Plan plan_at_once(const Problem& p) {
+  const bool phased = p.starts != kAligned, in_one = p.rows <= 16;
+  const unsigned width = width_of(p.dtype);
+  auto blocks_of = [&](unsigned threads) {
+    const unsigned own = threads - phased;  // vectors
+    return static_cast<unsigned>(((p.n + width - 1) / width + own - 1) / own);
+  };
+  LaunchShape shape{0, 64, 1, 0, 0, true};
+  if (in_one) {
+    shape.block_y = static_cast<unsigned>((p.rows + kRowsAtOnce - 1) / kRowsAtOnce);
+  } else if (p.rows > 64 && blocks_of(64) <= 16) {
+    shape.block_y = p.rows >= 1024 ? 4 : 2;
+  } else {
+    shape.block_x = 128;
+  }
+  while (blocks_of(shape.block_x) > 16) shape.block_x += 32;
+  shape.cluster = blocks_of(shape.block_x);
+  // For the sums of the cluster's warps, and then for those of rows side by side.
+  shape.shared_bytes = kRowsAtOnce * shape.block_y * (shape.block_x / 32 * shape.cluster) * 8;
+  if (phased || shape.block_y > 1) shape.shared_bytes = std::max(shape.shared_bytes, shape.block_x * shape.block_y * width * 4);
+  // Phased, a thread has every `width`-th row, which start alike, and other clusters those between.
+  const std::int64_t apart = phased ? width : shape.block_y, together = kRowsAtOnce * apart;
+  const std::int64_t teams = (p.rows + together - 1) / together * (apart / shape.block_y);
+  shape.blocks = static_cast<unsigned>(teams * shape.cluster);
+  return Plan{phased ? kAtOncePhased : kAtOnce, shape, teams, teams == 1};
+}
+
 Plan plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int device, const Hardware& hw) {
   LaunchShape shape{0, 4, 1, 1, bytes, true};
   while (vectors > static_cast<std::int64_t>(kGeneralVectors) * kGeneralThreads * shape.cluster) shape.cluster *= 2;
@@ -228,14 +272,15 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
   struct Table {
     Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_row",         "_row_any",         "_held",           "_held_long",
-                                          "_wide",        "_held_phased",     "_wide_phased",    "_general",
-                                          "_rows_any",    "_rows_vectors",    "_rows_phased",    "_sums",
-                                          "_columns_any", "_columns_vectors", "_columns_phased", "_parts"};
+      constexpr const char* suffixes[] = {
+          "_row",         "_row_any", "_held",           "_held_long",       "_wide",           "_held_phased",
+          "_wide_phased", "_at_once", "_at_once_phased", "_general",         "_rows_any",       "_rows_vectors",
+          "_rows_phased", "_sums",    "_columns_any",    "_columns_vectors", "_columns_phased", "_parts"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < kRmsNormBwdKernels; ++k)
           at[t][k] = new Kernel(k <= kRowAny                              ? "rms_norm_bwd_row"
-                                : k < kGeneral                            ? "rms_norm_bwd_held"
+                                : k < kAtOnce                             ? "rms_norm_bwd_held"
+                                : k < kGeneral                            ? "rms_norm_bwd_at_once"
                                 : k < kRowsAny                            ? "rms_norm_bwd"
                                 : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
                                 : k == kSums || k == kParts               ? "rms_norm_parts"
@@ -262,10 +307,12 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
+  if (in_one && hw.tuned == 90 && hw.clusters && at_once(p)) return plan_at_once(p);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
-  const bool few = p.rows > 1 && (vectors > 640 ? p.rows <= 256 : vectors >= 256 && p.rows <= 32) &&
-                   (p.rows * p.n <= 1 << 22 || vectors > most_wide);
+  std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
+  if (in_one && vectors > 640 && vectors <= most_wide) most_few = size_of(p.dtype) == 4 ? 16 : p.starts == kAligned ? 128 : 64;
+  const bool few = p.rows > 1 && p.rows <= most_few && (p.rows * p.n <= 1 << 22 || vectors > most_wide);
   // Rows that no cluster holds have parts on all multiprocessors.
   const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
   const auto plan_in_two = in_parts ? plan_phased : plan_columns;

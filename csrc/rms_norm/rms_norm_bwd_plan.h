@@ -9,9 +9,9 @@
 namespace cuops {
 
 // Of the common case, several rows a block (two kernels, by length) or several blocks a row, for aligned rows and for those that
-// start anywhere (rms_norm_bwd_held.cu); of all other aligned rows; and those for any rows on any GPU, which work in pairs
-// (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or
-// elements.
+// start anywhere (rms_norm_bwd_held.cu), and all rows at once (rms_norm_bwd_at_once.cu); of all other aligned rows; and those for
+// any rows on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one
+// row, rms_norm_bwd_row.cu, by vectors or elements.
 enum RmsNormBwdKernel {
   kRow,
   kRowAny,
@@ -20,6 +20,8 @@ enum RmsNormBwdKernel {
   kWide,
   kHeldPhased,
   kWidePhased,
+  kAtOnce,
+  kAtOncePhased,
   kGeneral,
   kRowsAny,
   kRowsVectors,

@@ -15,6 +15,17 @@ __device__ __noinline__ uint4 gather(const T* start, int from, int to) {
   return *reinterpret_cast<const uint4*>(v);
 }
 
+// Zeros for all but elements from..to - 1 of a vector.
+template <class T>
+__device__ uint4 trimmed(uint4 v, int from, int to) {
+  constexpr int kBits = 8 * sizeof(T);
+  auto bits_from = [](int bit) { return bit >= 32 ? 0u : ~0u << max(bit, 0); };
+  unsigned* const words = &v.x;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) words[k] &= bits_from(from * kBits - 32 * k) & ~bits_from(to * kBits - 32 * k);
+  return v;
+}
+
 // Stores elements from..to - 1 of a vector.
 template <class T>
 __device__ __noinline__ void scatter(T* start, uint4 v, int from, int to) {
@@ -55,18 +66,9 @@ struct Windows {
   }
 
   // A vector with zeros for what is not the row's.
-  __device__ uint4 trimmed(uint4 v, int at) const {
-    constexpr int kBits = 8 * sizeof(T);
-    unsigned* const words = &v.x;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) words[k] &= bits_from(from(at) * kBits - 32 * k) & ~bits_from(to(at) * kBits - 32 * k);
-    return v;
-  }
+  __device__ uint4 trimmed(uint4 v, int at) const { return cuops::trimmed<T>(v, from(at), to(at)); }
   // The same of an array that starts anywhere and may end within the vector.
   __device__ uint4 gathered(const T* start, int at) const { return gather(start + column(at), from(at), to(at)); }
-
- private:
-  __device__ static unsigned bits_from(int bit) { return bit >= 32 ? 0u : ~0u << max(bit, 0); }
 };
 
 }  // namespace cuops
