@@ -128,7 +128,7 @@ Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardwar
 }
 
 // Whether the rows are better on their way all at once: limits as measured, of vectors of 16 bytes.
-bool at_once(const Problem& p) {
+bool better_at_once(const Problem& p) {
   const std::int64_t across = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype), all = p.rows * across;
   const bool halves = size_of(p.dtype) == 2, aligned = p.starts == kAligned;
   if (aligned && p.rows <= 16) return p.rows > 1 && across >= 512 && all <= (halves ? 16 : 24) << 10;  // in one cluster
@@ -307,11 +307,12 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
-  if (in_one && hw.tuned == 90 && hw.clusters && at_once(p)) return plan_at_once(p);
+  if (in_one && hw.tuned == 90 && hw.clusters && better_at_once(p)) return plan_at_once(p);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
-  if (in_one && vectors > 640 && vectors <= most_wide) most_few = size_of(p.dtype) == 4 ? 16 : p.starts == kAligned ? 128 : 64;
+  if (in_one && hw.clusters && vectors > 640 && vectors <= most_wide)
+    most_few = size_of(p.dtype) == 4 ? 16 : p.starts == kAligned ? 128 : 64;
   const bool few = p.rows > 1 && p.rows <= most_few && (p.rows * p.n <= 1 << 22 || vectors > most_wide);
   // Rows that no cluster holds have parts on all multiprocessors.
   const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
