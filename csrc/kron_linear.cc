@@ -27,8 +27,8 @@ std::shared_ptr<const KronGroup> cached_group(const KronProblem& problem, int de
 }
 
 // Rows that are all one short stride apart, which some kernels ask for.
-bool has_one_stride(const Rows& rows, std::int64_t count) {
-  return rows.inner >= count && (count == 1 || (0 <= rows.stride && rows.stride <= kKronMostStride));
+bool has_one_short_stride(const Rows& rows, std::int64_t count) {
+  return has_one_stride(rows) && (count == 1 || (0 <= rows.stride && rows.stride <= kKronMostStride));
 }
 
 std::int64_t last_size(TensorView t) { return t.size(t.ndim() - 1); }
@@ -65,7 +65,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   const int width = 16 / size_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
-  problem.linear = has_one_stride(x_rows, problem.rows) && has_one_stride(y_rows, problem.rows);
+  problem.linear = has_one_short_stride(x_rows, problem.rows) && has_one_short_stride(y_rows, problem.rows);
   problem.near = std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
   problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
   const std::shared_ptr<const KronGroup> plan = cached_group(problem, device);

@@ -89,7 +89,8 @@ void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, Optional
   expect_like(y, "y", x, p.y_dtype);
   if (p.rows == 0) return;
   const Rows in = rows_of(x, "x"), out = rows_of(y, "y");
-  if (in.inner < p.rows || out.inner < p.rows) raise("ValueError", "x: its rows need more than one stride; pass a contiguous copy");
+  if (!has_one_stride(in) || !has_one_stride(out))
+    raise("ValueError", "x: its rows need more than one stride; pass a contiguous copy");
   const ContextGuard context(device);
   DeviceMemory weight_memory, bias_memory;
   if (weight.has_value()) {

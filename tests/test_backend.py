@@ -86,6 +86,24 @@ def test_gpus_are_used_where_the_caller_says(installation: Installation, driver:
     assert loads(log) == ["library sm_90"] * 2
 
 
+def test_rows_that_are_there_several_times_have_two_strides(installation: Installation, driver: Path):
+    code = """
+        import numpy
+        from cuops import _backend
+        def readable(shape, strides, most):
+            memory = numpy.zeros(1000, numpy.float32)
+            array = numpy.lib.stride_tricks.as_strided(memory, shape, [4 * stride for stride in strides])
+            return _backend.library().rows_are_readable(array, most)
+        assert readable((3, 5, 8), (40, 8, 1), 1)
+        assert readable((3, 5, 8), (0, 0, 1), 1)
+        assert readable((1, 5, 8), (0, 8, 1), 1)
+        for strides in ((0, 8, 1), (80, 8, 1), (8, 0, 1)):
+            assert readable((3, 5, 8), strides, 2)
+            assert not readable((3, 5, 8), strides, 1)
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
 def test_threads_load_an_image_once_and_agree(installation: Installation, driver: Path, tmp_path: Path):
     log = tmp_path / "log"
     code = """

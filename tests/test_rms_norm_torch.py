@@ -157,6 +157,23 @@ def test_only_the_gradients_that_are_wanted_are_computed(wanted, device):
             torch.testing.assert_close(tensor.grad, other.grad)
 
 
+@pytest.mark.parametrize("expanded", ["x", "dy", "dh"])
+def test_gradients_of_what_is_expanded_over_its_first_dimension(expanded, device):
+    tensors = {
+        name: make((1 if name == expanded else 3, 5, 64), device=device, seed=seed).expand(3, 5, 64)
+        for seed, name in enumerate(("x", "residual", "dy", "dh"))
+    }
+    weight = make((64,), device=device, seed=4).requires_grad_()
+
+    def gradients(x, residual, dy, dh):
+        leaf = x.detach().requires_grad_()
+        outputs = cuops.rms_norm(leaf, weight), *cuops.rms_norm(leaf, weight, residual=residual)
+        return torch.autograd.grad(outputs, (leaf, weight), (dy, dy, dh))
+
+    got, want = gradients(**tensors), gradients(**{name: t.contiguous() for name, t in tensors.items()})
+    assert all(map(torch.equal, got, want))
+
+
 def test_sums_that_nobody_wants_are_not_made(device):
     dy, x, weight = (make(shape, device=device, seed=seed) for seed, shape in enumerate(((5, 64), (5, 64), (64,))))
     dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, False, None, 1e-6, 0.0)

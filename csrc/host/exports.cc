@@ -23,7 +23,7 @@ tvm::ffi::String describe_images() {
 bool rows_are_readable(TensorView t, int64_t strides) {
   if (t.ndim() == 0 || t.numel() == 0) return true;
   const auto rows = find_rows(t);
-  return rows.has_value() && (strides == 2 || rows->outer_stride == 0);
+  return rows.has_value() && (strides == 2 || has_one_stride(*rows));
 }
 
 struct DeviceAllocator {

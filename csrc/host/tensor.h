@@ -40,6 +40,7 @@ inline char* data_of(TensorView t) { return static_cast<char*>(t.data_ptr()) + t
 // The leading dimensions as rows; nothing where the last dimension has gaps or the rows need more than two strides.
 std::optional<Rows> find_rows(TensorView t);
 Rows rows_of(TensorView t, const char* name);  // ValueError instead
+inline bool has_one_stride(const Rows& rows) { return rows.inner == INT64_MAX; }
 
 // Whether every row starts where a vector of `width` elements may be read at once.
 bool vectors_fit(const Rows& rows, int width, DType dtype);

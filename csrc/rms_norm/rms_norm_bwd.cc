@@ -16,7 +16,7 @@ using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 Rows single_stride(TensorView t, const char* name) {
   const Rows rows = rows_of(t, name);
-  if (rows.outer_stride != 0)
+  if (!has_one_stride(rows))
     raise("ValueError", std::string(name) + ": its rows need more than one stride; pass a contiguous copy");
   return rows;
 }

@@ -71,7 +71,6 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   Problem problem{p.rows, p.n, dtype};
   const int width = problem.width();
   const bool fits = problem.packs() <= INT32_MAX;  // indices of vectors
-  auto has_one_stride = [&](const Rows& rows) { return rows.inner >= p.rows; };
   problem.residual = p.residual.data != nullptr;
   problem.common = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
                    p.y_dtype == dtype && has_one_stride(p.x) && has_one_stride(p.y) &&
