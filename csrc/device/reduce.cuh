@@ -66,7 +66,7 @@ __device__ void send_to_block(Acc* to, Acc v, unsigned long long* arrived, unsig
   }
 }
 
-__device__ inline void wait_for_arrivals(unsigned long long* arrived, unsigned parity) {
+__device__ inline void wait_for_sent(unsigned long long* arrived, unsigned parity) {
   unsigned done = 0;
   while (!done) {
     asm volatile(
@@ -140,7 +140,7 @@ class Team {
       for (int k = 0; k < kValues; ++k) {
         if (threadIdx.x < blocks) send_to_block(&by_block_[slot][k][rank], v[k], &arrived_[slot], threadIdx.x);
       }
-      wait_for_arrivals(&arrived_[slot], phase_ / 2 & 1);
+      wait_for_sent(&arrived_[slot], phase_ / 2 & 1);
 #pragma unroll
       for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < blocks ? by_block_[slot][k][lane] : Acc(0), 32, op);
     }

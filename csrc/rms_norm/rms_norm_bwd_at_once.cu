@@ -132,7 +132,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   } else {
 #pragma unroll 1
     for (int block = lane % kLanes; block < blocks; block += kLanes) send_to_block(mine, v[0], &arrived, block);
-    wait_for_arrivals(&arrived, 0);
+    wait_for_sent(&arrived, 0);
   }
 
   // Each of a thread's rows has so many lanes of its warp.

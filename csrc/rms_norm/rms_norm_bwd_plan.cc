@@ -127,11 +127,12 @@ Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardwar
   return {kernel, shape, teams, teams == 1, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
 }
 
-// Whether the rows are better on their way all at once: limits as measured, of vectors of 16 bytes.
-bool better_at_once(const Problem& p) {
-  const std::int64_t across = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype), all = p.rows * across;
+// Whether the rows are better on their way all at once: limits as measured with 132 multiprocessors, of vectors of 16 bytes.
+bool better_at_once(const Problem& p, const Hardware& hw) {
+  const std::int64_t across = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype), all = p.rows * across * 132 / hw.multiprocessors;
   const bool halves = size_of(p.dtype) == 2, aligned = p.starts == kAligned;
-  if (aligned && p.rows <= 16) return p.rows > 1 && across >= 512 && all <= (halves ? 16 : 24) << 10;  // in one cluster
+  if (aligned && p.rows <= 16)
+    return p.rows > 1 && across >= 512 && across <= 8192 && p.rows * across <= (halves ? 16 : 24) << 10;  // in one cluster
   if (p.rows < 32) return false;
   if (across >= 640) {
     const std::int64_t least_phased = halves ? 641 : 1024, most = halves ? 2048 : 4096;
@@ -145,14 +146,14 @@ bool better_at_once(const Problem& p) {
 
 // Short blocks, because their warps exchange what they find.
 Plan plan_at_once(const Problem& p) {
-  const bool phased = p.starts != kAligned, in_one = p.rows <= 16;
+  const bool phased = p.starts != kAligned, in_one_cluster = p.rows <= 16;
   const unsigned width = width_of(p.dtype);
   auto blocks_of = [&](unsigned threads) {
     const unsigned own = threads - phased;  // vectors
     return static_cast<unsigned>(((p.n + width - 1) / width + own - 1) / own);
   };
   LaunchShape shape{0, 64, 1, 0, 0, true};
-  if (in_one) {
+  if (in_one_cluster) {
     shape.block_y = static_cast<unsigned>((p.rows + kRowsAtOnce - 1) / kRowsAtOnce);
   } else if (p.rows > 64 && blocks_of(64) <= 16) {
     shape.block_y = p.rows >= 1024 ? 4 : 2;
@@ -307,7 +308,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
-  if (in_one && hw.tuned == 90 && hw.clusters && better_at_once(p)) return plan_at_once(p);
+  if (in_one && hw.tuned == 90 && hw.clusters && better_at_once(p, hw)) return plan_at_once(p);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
