@@ -1,6 +1,7 @@
 // Reductions over the threads that share a row: blockDim.x threads of each block of a cluster; blockDim.y rows a block.
 #pragma once
 
+#include "arrivals.cuh"
 #include "numeric.cuh"
 
 // Blocks of a cluster share a row where both the GPU and the toolchain know how (PTX 8.0, which CUDA 11.8 does not speak).
@@ -99,9 +100,7 @@ class Team {
     if (blocks == 1) return;
     asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
     if (threadIdx.x == 0) {
-      for (int phase = 0; phase < 2; ++phase) {
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&arrived_[phase])));
-      }
+      for (int phase = 0; phase < 2; ++phase) init_arrivals<1>(&arrived_[phase]);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -134,7 +133,8 @@ class Team {
     for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(from < warps ? by_warp_[slot][k][from] : Acc(0), lanes, op);
 #if CUOPS_CLUSTERS
     if (kClusters && blocks > 1) {
-      if (threadIdx.x == 0) expect(slot);                                           // stores that arrived before are counted too
+      // Stores that arrived before are counted too.
+      if (threadIdx.x == 0) arrive_expecting(&arrived_[slot], static_cast<int>(sizeof(Acc)) * kValues * static_cast<int>(blocks));
       if (phase_ == 0) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all barriers are initialised
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
@@ -158,14 +158,6 @@ class Team {
   }
 
  private:
-#if CUOPS_CLUSTERS
-  __device__ void expect(int slot) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrived_[slot])),
-                 "r"(static_cast<unsigned>(sizeof(Acc)) * kValues * blocks)
-                 : "memory");
-  }
-#endif
-
   unsigned long long (&arrived_)[2];
   Acc (&by_warp_)[2][kValues][32];
   Acc (&by_block_)[2][kValues][16];

@@ -1,5 +1,6 @@
 // The gradient of RMSNorm for as many rows as the multiprocessors hold together, in the common case: what is read is all on its
 // way at once, several rows a thread, so that few partial sums of dweight are left.
+#include "device/arrivals.cuh"
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/row_sums.cuh"
@@ -49,11 +50,9 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   const int blocks = cluster_blocks(), group = cluster_index(), warps = blockDim.x / 32;  // of a row in this block
   if (blocks > 1 && thread == 0) {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&arrived)));
+    init_arrivals<1>(&arrived);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrived)),
-                 "r"(static_cast<unsigned>(sizeof(float2)) * kRows * blockDim.y * warps * blocks)
-                 : "memory");
+    arrive_expecting(&arrived, static_cast<unsigned>(sizeof(float2)) * kRows * blockDim.y * warps * blocks);
   }
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 

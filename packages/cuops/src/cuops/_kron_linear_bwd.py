@@ -30,15 +30,11 @@ KEPT, KEPT_ROWS = {2: (32, 4), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
 CUT = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest factors worth cutting a chain of GEMMs for
-MERGED, LEAST_MERGED = 64, 8  # products of neighbours, and factors, that are faster as one from MANY elements on
-MERGED_NARROW, FROM_16 = (
-    256,
-    1 << 24,
-)  # and in bfloat16, of factors of more than 8 and up to 16; of 16, from more elements on
-WIDE, FROM_WIDE = (
-    48,
-    1 << 23,
-)  # in float64, beyond which the last two factors are faster one by one, of so many elements
+# From MANY elements on, products of neighbours of up to MERGED are faster as one; in bfloat16, of factors of more than
+# 8 and up to NARROW, products of up to MERGED_NARROW, from more elements on where all are 16.
+MERGED, LEAST_MERGED = 64, 8
+MERGED_NARROW, FROM_16 = 256, 1 << 24
+WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are faster one by one, of so many elements
 
 
 def _kept(x: Tensor, factors: Sequence[Tensor]) -> int:

@@ -1,0 +1,28 @@
+// Barriers that count what arrives in shared memory, on compute capability 9.0.
+#pragma once
+
+#include "numeric.cuh"
+
+namespace cuops {
+
+// A barrier in shared memory: a phase of it ends when so many have arrived, and the bytes that are expected as well.
+template <int kCount>
+__device__ void init_arrivals(unsigned long long* barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "n"(kCount) : "memory");
+}
+__device__ inline void arrive(unsigned long long* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ inline void arrive_expecting(unsigned long long* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Until the phase of this parity has ended: the first one is even.
+__device__ inline void wait_for_arrivals(unsigned long long* barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(
+          shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace cuops
