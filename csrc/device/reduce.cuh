@@ -91,8 +91,10 @@ class Team {
   unsigned index = blockIdx.x;    // of the team in the grid
   unsigned rank = 0, blocks = 1;  // of this block in the team, and all
 
-  __device__ Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&by_block)[2][kValues][16])
-      : arrived_(arrived), by_warp_(by_warp), by_block_(by_block) {
+  static constexpr int kDirect = 64;  // warps of a cluster that send what they have to all blocks, rather than to their own first
+
+  __device__ Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&sent)[2][kValues][kDirect])
+      : arrived_(arrived), by_warp_(by_warp), sent_(sent) {
 #if CUOPS_CLUSTERS
     if constexpr (!kClusters) return;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -123,26 +125,35 @@ class Team {
     }
     const int slot = phase_ & 1, lane = threadIdx.x % 32, warps = blockDim.x / 32;
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) {
-      v[k] = reduce_lanes(v[k], 32, op);
-      if (lane == 0) by_warp_[slot][k][threadIdx.x / 32] = v[k];
-    }
-    __syncthreads();
-    const int lanes = 1 << (32 - __clz(warps - 1)), from = lane & (lanes - 1);  // as few steps as the warps need
+    for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(v[k], 32, op);
+    const bool direct = kClusters && blocks > 1 && warps * blocks <= kDirect;
+    if (!direct) {
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(from < warps ? by_warp_[slot][k][from] : Acc(0), lanes, op);
+      for (int k = 0; k < kValues; ++k) {
+        if (lane == 0) by_warp_[slot][k][threadIdx.x / 32] = v[k];
+      }
+      __syncthreads();
+      const int lanes = 1 << (32 - __clz(warps - 1)), from = lane & (lanes - 1);  // as few steps as the warps need
+#pragma unroll
+      for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(from < warps ? by_warp_[slot][k][from] : Acc(0), lanes, op);
+    }
 #if CUOPS_CLUSTERS
     if (kClusters && blocks > 1) {
+      const unsigned senders = direct ? warps : 1, warp = threadIdx.x / 32;
       // Stores that arrived before are counted too.
-      if (threadIdx.x == 0) arrive_expecting(&arrived_[slot], static_cast<int>(sizeof(Acc)) * kValues * static_cast<int>(blocks));
+      if (threadIdx.x == 0) arrive_expecting(&arrived_[slot], static_cast<int>(sizeof(Acc) * kValues * senders * blocks));
       if (phase_ == 0) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all barriers are initialised
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
-        if (threadIdx.x < blocks) send_to_block(&by_block_[slot][k][rank], v[k], &arrived_[slot], threadIdx.x);
+        if (warp < senders && lane < blocks) send_to_block(&sent_[slot][k][rank * senders + warp], v[k], &arrived_[slot], lane);
       }
       wait_for_sent(&arrived_[slot], phase_ / 2 & 1);
 #pragma unroll
-      for (int k = 0; k < kValues; ++k) v[k] = reduce_lanes(lane < blocks ? by_block_[slot][k][lane] : Acc(0), 32, op);
+      for (int k = 0; k < kValues; ++k) {
+        v[k] = lane < senders * blocks ? sent_[slot][k][lane] : Acc(0);
+        if (lane + 32 < senders * blocks) v[k] = op(v[k], sent_[slot][k][lane + 32]);
+        v[k] = reduce_lanes(v[k], 32, op);
+      }
     }
 #endif
     ++phase_;
@@ -160,7 +171,7 @@ class Team {
  private:
   unsigned long long (&arrived_)[2];
   Acc (&by_warp_)[2][kValues][32];
-  Acc (&by_block_)[2][kValues][16];
+  Acc (&sent_)[2][kValues][kDirect];
   unsigned phase_ = 0;
 };
 
@@ -169,7 +180,7 @@ class Team {
 #define CUOPS_TEAM_OF(Acc, kValues, kClusters, team) \
   __shared__ unsigned long long team##_arrived[2];   \
   __shared__ Acc team##_by_warp[2][kValues][32];     \
-  __shared__ Acc team##_by_block[2][kValues][16];    \
-  Team<Acc, kValues, kClusters> team(team##_arrived, team##_by_warp, team##_by_block)
+  __shared__ Acc team##_sent[2][kValues][64];        \
+  Team<Acc, kValues, kClusters> team(team##_arrived, team##_by_warp, team##_sent)
 
 }  // namespace cuops
