@@ -178,7 +178,8 @@ __device__ void rms_norm_bwd_parts(const RmsNormBwdParams& p) {
   extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_sums(cuops::RmsNormBwdParams p) {    \
     cuops::rms_norm_bwd_sums<T>(p);                                                                            \
   }                                                                                                            \
-  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_parts(cuops::RmsNormBwdParams p) {   \
+  extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 4 ? 2 : 1)                                    \
+      rms_norm_bwd_##name##_parts(cuops::RmsNormBwdParams p) {                                                 \
     cuops::rms_norm_bwd_parts<T>(p);                                                                           \
   }
 RMS_NORM_PARTS(f32, float)
