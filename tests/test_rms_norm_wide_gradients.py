@@ -100,6 +100,15 @@ def test_rows_that_are_read_all_at_once_agree_with_the_formula(kind, rows, n, dt
     check_agreement(kind, rows, n, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "n"), [(3, 8), (20, 72), (65, 257), (100, 136), (130, 9), (16, 1023), (33, 1024), (200, 66), (1024, 32)]
+)
+@pytest.mark.parametrize("kind", ["plain", "residual", "apart"])
+def test_rows_that_one_cluster_has_agree_with_the_formula(kind, rows, n, dtype):
+    check_agreement(kind, rows, n, dtype)
+
+
 SIZES = {
     "all": [1e-20, 0.0, 1.0, 1e20],
     "one large": [1.0] * 15 + [1e20],
@@ -206,7 +215,7 @@ def test_are_right_where_squares_leave_the_range(dtype, scale, n):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 16, 40, 256])
-@pytest.mark.parametrize("n", [7, 256, 1000, 4097, 7168, 8192, 33333])
+@pytest.mark.parametrize("n", [7, 65, 256, 1000, 4097, 7168, 8192, 33333])
 def test_few_rows_agree_with_the_formula(n, rows, dtype):
     torch.manual_seed(n)
     x, weight = (torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in ((rows, n), (n,)))

@@ -60,6 +60,11 @@ __device__ void send_to_block(Acc* to, Acc v, unsigned long long* arrived, unsig
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
                  "l"(__double_as_longlong(v)), "r"(barrier)
                  : "memory");
+  } else if constexpr (sizeof(Acc) == 16) {
+    const auto& bits = reinterpret_cast<const unsigned (&)[4]>(v);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+                 "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3]), "r"(barrier)
+                 : "memory");
   } else {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(__float_as_uint(v)),
                  "r"(barrier)
@@ -92,8 +97,9 @@ class Team {
   unsigned rank = 0, blocks = 1;  // of this block in the team, and all
 
   static constexpr int kDirect = 64;  // warps of a cluster that send what they have to all blocks, rather than to their own first
+  using Sent = Acc[2][kValues][kClusters ? kDirect : 1];
 
-  __device__ Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Acc (&sent)[2][kValues][kDirect])
+  __device__ Team(unsigned long long (&arrived)[2], Acc (&by_warp)[2][kValues][32], Sent& sent)
       : arrived_(arrived), by_warp_(by_warp), sent_(sent) {
 #if CUOPS_CLUSTERS
     if constexpr (!kClusters) return;
@@ -171,16 +177,16 @@ class Team {
  private:
   unsigned long long (&arrived_)[2];
   Acc (&by_warp_)[2][kValues][32];
-  Acc (&sent_)[2][kValues][kDirect];
+  Sent& sent_;
   unsigned phase_ = 0;
 };
 
 // Declares the team of a kernel and the shared memory that it works in.
 #define CUOPS_TEAM(Acc, kValues, team) CUOPS_TEAM_OF(Acc, kValues, true, team)
-#define CUOPS_TEAM_OF(Acc, kValues, kClusters, team) \
-  __shared__ unsigned long long team##_arrived[2];   \
-  __shared__ Acc team##_by_warp[2][kValues][32];     \
-  __shared__ Acc team##_sent[2][kValues][64];        \
+#define CUOPS_TEAM_OF(Acc, kValues, kClusters, team)                   \
+  __shared__ unsigned long long team##_arrived[2];                     \
+  __shared__ Acc team##_by_warp[2][kValues][32];                       \
+  __shared__ typename Team<Acc, kValues, kClusters>::Sent team##_sent; \
   Team<Acc, kValues, kClusters> team(team##_arrived, team##_by_warp, team##_sent)
 
 }  // namespace cuops

@@ -91,53 +91,16 @@ __device__ Acc load_remote(const Acc* shared, unsigned block) {
   return v;
 }
 
-// Adds up `count` rows of sums in the shared memory of each block of a cluster, in their order, and stores the total.
-template <class Acc, class Target>
-__device__ void add_up_shared(Acc* shared, int count, int n, const Target& target) {
-  using Four = Pack<Acc, 4>;
-  const unsigned blocks = cluster_blocks();
-  const int fours = static_cast<int>(sums_stride(n)) / 4, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const int threads = blockDim.x * blockDim.y;
-  Four* const sums = reinterpret_cast<Four*>(shared);
-  __syncthreads();
-#pragma unroll 1
-  for (int at = thread; at < fours; at += threads) {
-    Four total = sums[at];
+// The sum of `count` rows, `stride` apart, in their order.
+__device__ inline Pack<float, 4> sum_of_rows(const Pack<float, 4>* rows, int count, int stride) {
+  Pack<float, 4> total = rows[0];
 #pragma unroll 4
-    for (int row = 1; row < count; ++row) {
-      const Four more = sums[row * fours + at];
+  for (int row = 1; row < count; ++row) {
+    const Pack<float, 4> more = rows[row * stride];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) total.at[j] += more.at[j];
-    }
-    if (blocks == 1) {
-      target.store_four(4 * at, total);
-    } else {
-      sums[at] = total;
-    }
+    for (int j = 0; j < 4; ++j) total.at[j] += more.at[j];
   }
-#if CUOPS_CLUSTERS
-  if (blocks == 1) return;
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  cluster_barrier();
-#pragma unroll 1
-  for (int at = rank * threads + thread; at < fours; at += blocks * threads) {
-    Four total = {};
-#pragma unroll 4
-    for (unsigned block = 0; block < blocks; ++block) {
-      unsigned there;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(sums + at)), "r"(block));
-      Four more;
-      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(more.at[0]), "=f"(more.at[1]), "=f"(more.at[2]), "=f"(more.at[3])
-                   : "r"(there));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) total.at[j] += more.at[j];
-    }
-    target.store_four(4 * at, total);
-  }
-  cluster_barrier();  // a block that ended would take its sums with it
-#endif
+  return total;
 }
 
 }  // namespace cuops

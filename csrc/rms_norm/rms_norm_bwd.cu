@@ -168,7 +168,12 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
         *reinterpret_cast<Pack<Acc, kWidth>*>(block + column) = sum[i];
       }
     }
-    if (!alone) add_up_shared(reinterpret_cast<Acc*>(shared), blockDim.y, n, target);
+    if (alone) return;
+    __syncthreads();
+    const auto* const sums = reinterpret_cast<const Pack<Acc, 4>*>(shared);
+#pragma unroll 1
+    for (int at = thread; 4 * at < n; at += blockDim.x * blockDim.y)
+      target.store_four(4 * at, sum_of_rows(sums + at, blockDim.y, n / 4));
   };
   write_partial(p.dweight, dweight);
   write_partial(p.dbias, dbias);

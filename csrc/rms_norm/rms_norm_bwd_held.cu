@@ -34,7 +34,7 @@ __device__ Pack<float, kWidth> convert_again(const Pack<T, kWidth>& in, unsigned
 // Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
-template <class T, int kResident, bool kWide, bool kPhased>
+template <class T, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false>
 __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
@@ -50,6 +50,8 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       mates.reduce(v, op);
     }
   };
+  __shared__ unsigned long long arrived;
+  const SumsSideBySide<kCluster> side_by_side(arrived, p);
   const auto& constants = scalars<Acc>(p);
   const int rows = static_cast<int>(p.rows);
   const Passing passing(p.released_from != kNoRow);
@@ -231,32 +233,40 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   launch_dependents();
   if (!p.dweight) return;
   const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), static_cast<int>(p.n), p.finds_results};
-  leave_sums<kWide>(dweight, windows, first, step, reinterpret_cast<Acc*>(shared), target);
+  leave_sums<kWide>(dweight, windows, first, step, reinterpret_cast<Acc*>(shared), side_by_side, target);
 }
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them.
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster.
 #if CUOPS_TUNED
-#define RMS_NORM_BWD(name, T, suffix, kResident, kWide, kPhased, kThreads, kBlocks)                                           \
-  extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd_held<T, kResident, kWide, kPhased>(p);                                                                \
+#define RMS_NORM_BWD(name, T, suffix, kThreads, ...)                                                                    \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd_held<T, __VA_ARGS__>(p);                                                                        \
   }
-#define RMS_NORM_BWD_OF(name, T)                       \
-  RMS_NORM_BWD(name, T, held, 2, false, false, 640, 1) \
-  RMS_NORM_BWD(name, T, wide, 4, true, false, 512, 1)
+#define RMS_NORM_BWD_OF(name, T)      \
+  RMS_NORM_BWD(name, T, held, 640, 2) \
+  RMS_NORM_BWD(name, T, wide, 512, 4, true)
 RMS_NORM_BWD_OF(f32, float)
 RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_BWD(f16, __half, held_long, 4, false, false, 384, 1)
-RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 4, false, false, 384, 1)
+RMS_NORM_BWD(f16, __half, held_long, 384, 4)
+RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4)
 #if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
-#define RMS_NORM_BWD_PHASED(name, T)                         \
-  RMS_NORM_BWD(name, T, held_phased, 2, false, true, 640, 1) \
-  RMS_NORM_BWD(name, T, wide_phased, 4, true, true, 384, 1)
+#define RMS_NORM_BWD_PHASED(name, T)                      \
+  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, true) \
+  RMS_NORM_BWD(name, T, wide_phased, 384, 4, true, true)
 RMS_NORM_BWD_PHASED(f32, float)
 RMS_NORM_BWD_PHASED(f16, __half)
 RMS_NORM_BWD_PHASED(bf16, __nv_bfloat16)
+#if CUOPS_CLUSTERS
+#define RMS_NORM_BWD_CLUSTER(name, T)                             \
+  RMS_NORM_BWD(name, T, held_cluster, 640, 2, false, false, true) \
+  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 2, false, true, true)
+RMS_NORM_BWD_CLUSTER(f32, float)
+RMS_NORM_BWD_CLUSTER(f16, __half)
+RMS_NORM_BWD_CLUSTER(bf16, __nv_bfloat16)
+#endif
 #endif
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void rms_norm_bwd_held_none() {}

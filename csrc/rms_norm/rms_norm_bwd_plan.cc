@@ -64,18 +64,26 @@ long long kept_until(const Problem& p, const Hardware& hw) { return released_fro
 
 // How a row lies in a block that has several: in how many threads, of up to how many.
 struct HeldRow {
+  std::int64_t vectors;
   bool is_long;
   unsigned across, threads;
 
-  HeldRow(const Problem& p, std::int64_t vectors)
-      // 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
-      : is_long(p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512),
+  explicit HeldRow(const Problem& p)
+      : vectors(vectors_of(p)),
+        // 2 vectors in many threads were faster than 4 in fewer, but around 4096 columns of 16 bits.
+        is_long(p.starts == kAligned && p.dtype != kFloat32 && vectors > 320 && vectors <= 512),
         across(threads_across(vectors, is_long ? kHeldLongVectors : kHeldVectors)),
         threads(is_long ? kHeldLongThreads : kHeldThreads) {}
 
-  // Whether one block has all rows, and so finds the results by itself: another kernel for the sums would take longer. But not to
-  // add up more of them, most where rows of a warp have sums of their own.
-  bool one_has_all(const Problem& p) const { return p.rows <= (p.starts == kAligned ? 64 : 32) && p.rows * across <= threads; }
+  // Blocks that have all rows, one or a cluster, and so find the results by themselves: another kernel for the sums would take
+  // longer. 0, where that would take longer still.
+  unsigned blocks_for_all(const Problem& p, const Hardware& hw) const {
+    const bool aligned = p.starts == kAligned;
+    if (!hw.clusters || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads;
+    const std::int64_t all = p.rows * (aligned ? vectors : vectors + 14);  // single elements take about as long as so many vectors
+    if (p.rows <= 64 && all <= 576) return 1;
+    return is_long || all > 9 << 10 ? 0 : all <= 3 << 10 ? 8 : 16;
+  }
 };
 
 // One row, in a block or a cluster.
@@ -88,20 +96,32 @@ Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs, bool halves) {
   return {kernel, shape, 1, true};
 }
 
-Plan plan_held(const Problem& p, std::int64_t vectors, const Hardware& hw) {
-  const HeldRow row(p, vectors);
+Plan plan_held(const Problem& p, const Hardware& hw) {
+  const HeldRow row(p);
+  const bool phased = p.starts != kAligned;
+  const unsigned in_warp = std::max(32 / row.across, 1u), fours = static_cast<unsigned>((p.n + 3) / 4);
   LaunchShape shape{0, row.across, 1, 1, 0, true};
+  auto shared_bytes = [&] {
+    const unsigned sums = phased ? shape.block_y : shape.block_y / in_warp;
+    const unsigned sent = shape.cluster > 1 ? (fours + shape.cluster - 1) / shape.cluster * shape.cluster : 0;
+    return sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0;
+  };
+  if (const unsigned all = row.blocks_for_all(p, hw)) {
+    shape.blocks = shape.cluster = all;
+    const unsigned each = (static_cast<unsigned>(p.rows) + all - 1) / all;
+    shape.block_y = std::min((each + in_warp - 1) / in_warp * in_warp, row.threads / row.across / in_warp * in_warp);
+    shape.shared_bytes = shared_bytes();
+    if (all > 1) return {phased ? kHeldClusterPhased : kHeldCluster, shape, 1, true};
+    return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, 1, true};
+  }
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
   const unsigned blocks_each = !row.is_long && (row.across == 32 || row.across == 64) && p.rows >= 4096 ? 2 : 1;
-  const unsigned in_warp = std::max(32 / row.across, 1u);
-  shape.block_y = row.one_has_all(p) ? (static_cast<unsigned>(p.rows) + in_warp - 1) / in_warp * in_warp
-                                     : side_by_side(p.rows, row.across, row.threads / blocks_each, hw);
-  const unsigned sums = p.starts == kAligned ? shape.block_y / in_warp : shape.block_y;
-  shape.shared_bytes = sums > 1 ? sums * static_cast<unsigned>((p.n + 3) / 4 * 16) : 0;
+  shape.block_y = side_by_side(p.rows, row.across, row.threads / blocks_each, hw);
+  shape.shared_bytes = shared_bytes();
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  return {p.starts != kAligned ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1, kept_until(p, hw)};
+  return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1, kept_until(p, hw)};
 }
 
 // A row a cluster.
@@ -132,7 +152,8 @@ bool better_at_once(const Problem& p, const Hardware& hw) {
   const std::int64_t across = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype), all = p.rows * across * 132 / hw.multiprocessors;
   const bool halves = size_of(p.dtype) == 2, aligned = p.starts == kAligned;
   if (aligned && p.rows <= 16)
-    return p.rows > 1 && across >= 512 && across <= 8192 && p.rows * across <= (halves ? 16 : 24) << 10;  // in one cluster
+    return p.rows > 1 && across >= (halves ? 321 : 512) && across <= 8192 &&
+           p.rows * across <= (halves ? 16 : 24) << 10;  // in one cluster
   if (p.rows < 32) return false;
   if (across >= 640) {
     const std::int64_t least_phased = halves ? 641 : 1024, most = halves ? 2048 : 4096;
@@ -273,10 +294,26 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
   struct Table {
     Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {
-          "_row",         "_row_any", "_held",           "_held_long",       "_wide",           "_held_phased",
-          "_wide_phased", "_at_once", "_at_once_phased", "_general",         "_rows_any",       "_rows_vectors",
-          "_rows_phased", "_sums",    "_columns_any",    "_columns_vectors", "_columns_phased", "_parts"};
+      constexpr const char* suffixes[] = {"_row",
+                                          "_row_any",
+                                          "_held",
+                                          "_held_long",
+                                          "_held_cluster",
+                                          "_wide",
+                                          "_held_phased",
+                                          "_held_cluster_phased",
+                                          "_wide_phased",
+                                          "_at_once",
+                                          "_at_once_phased",
+                                          "_general",
+                                          "_rows_any",
+                                          "_rows_vectors",
+                                          "_rows_phased",
+                                          "_sums",
+                                          "_columns_any",
+                                          "_columns_vectors",
+                                          "_columns_phased",
+                                          "_parts"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int k = 0; k < kRmsNormBwdKernels; ++k)
           at[t][k] = new Kernel(k <= kRowAny                              ? "rms_norm_bwd_row"
@@ -307,8 +344,8 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
       return plan_parts(p, vectors, hw);
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
-  if (held && HeldRow(p, vectors).one_has_all(p)) return plan_held(p, vectors, hw);
   if (in_one && hw.tuned == 90 && hw.clusters && better_at_once(p, hw)) return plan_at_once(p);
+  if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, hw);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
@@ -319,7 +356,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
   const auto plan_in_two = in_parts ? plan_phased : plan_columns;
   if (few) return plan_in_two(p, true, hw);
-  if (held) return plan_held(p, vectors, hw);
+  if (held) return plan_held(p, hw);
   if (in_one && vectors <= most_wide) return plan_wide(p, vectors, device, hw);
   const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;

@@ -8,17 +8,20 @@
 
 namespace cuops {
 
-// Of the common case, several rows a block (two kernels, by length) or several blocks a row, for aligned rows and for those that
-// start anywhere (rms_norm_bwd_held.cu), and all rows at once (rms_norm_bwd_at_once.cu); of all other aligned rows; and those for
-// any rows on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one
-// row, rms_norm_bwd_row.cu, by vectors or elements.
+// Of the common case, several rows a block (two kernels, by length, and one whose blocks are a cluster that has all rows) or
+// several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at once
+// (rms_norm_bwd_at_once.cu); of all other aligned rows; and those for any rows on any GPU, which work in pairs
+// (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or
+// elements.
 enum RmsNormBwdKernel {
   kRow,
   kRowAny,
   kHeld,
   kHeldLong,
+  kHeldCluster,
   kWide,
   kHeldPhased,
+  kHeldClusterPhased,
   kWidePhased,
   kAtOnce,
   kAtOncePhased,
