@@ -15,12 +15,11 @@ namespace cuops {
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and nothing else, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
 // which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
-// these, and all blocks of a multiprocessor find the weight in L1.
-template <class T, int kResident, bool kPhased, bool kResidual, bool kClusters>
+// these, and it is read once the row is summed.
+template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false>
 __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
-  constexpr bool kLate = kResident == 8 && !kPhased && !kClusters;
   CUOPS_TEAM_OF(Acc, 1, kClusters, team);
   if (p.overlaps) wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
@@ -50,6 +49,10 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     edge_weight = parameter[division.edge(first)];
   }
 
+  if (kLate && team.blocks > 1) {  // other blocks of the multiprocessor have other parts of the weight
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) prefetch_constant(parameter + pack(i) * kWidth);
+  }
   if constexpr (kResidual) {
     const Vector<T>* const residual =
         reinterpret_cast<const Vector<T>*>(static_cast<const T*>(p.residual.data) + row * p.residual.stride);
@@ -188,27 +191,28 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as rms_norm_plan.cc asks for them: vectors a thread; phased, residual, clusters; threads a block, and blocks
-// that share a multiprocessor to hide one another's waits, which bounds the registers.
+// Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor to hide one another's
+// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late.
 #if CUOPS_TUNED
-#define RMS_NORM_FWD(name, T, suffix, kResident, kPhased, kResidual, kClusters, kThreads, kBlocks)                            \
+#define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
-    cuops::rms_norm_fwd_held<T, kResident, kPhased, kResidual, kClusters>(p);                                                 \
+    cuops::rms_norm_fwd_held<T, __VA_ARGS__>(p);                                                                              \
   }
-#define RMS_NORM_FWD_OF(name, T)                                     \
-  RMS_NORM_FWD(name, T, short, 2, false, false, false, 512, 3)       \
-  RMS_NORM_FWD(name, T, residual, 2, false, true, false, 512, 2)     \
-  RMS_NORM_FWD(name, T, middle, 4, false, false, true, 512, 2)       \
-  RMS_NORM_FWD(name, T, wide, 8, false, false, true, 256, 2)         \
-  RMS_NORM_FWD(name, T, phased_short, 2, true, false, false, 256, 4) \
-  RMS_NORM_FWD(name, T, phased, 8, true, false, false, 256, 2)
+#define RMS_NORM_FWD_OF(name, T)                               \
+  RMS_NORM_FWD(name, T, short, 512, 3, 2)                      \
+  RMS_NORM_FWD(name, T, residual, 512, 2, 2, false, true)      \
+  RMS_NORM_FWD(name, T, middle, 512, 2, 4, false, false, true) \
+  RMS_NORM_FWD(name, T, wide, 256, 2, 8, false, false, true)   \
+  RMS_NORM_FWD(name, T, phased_short, 256, 4, 2, true)         \
+  RMS_NORM_FWD(name, T, phased, 256, 2, 8, true)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_FWD(f64, double, wide, 8, false, false, true, 256, 2)
-#if CUOPS_TUNED == 90  // where it is known to be faster, most for 16 bits
-RMS_NORM_FWD(f16, __half, late, 8, false, false, false, 512, 2)
-RMS_NORM_FWD(bf16, __nv_bfloat16, late, 8, false, false, false, 512, 2)
+RMS_NORM_FWD(f64, double, wide, 256, 2, 8, false, false, true)
+#if CUOPS_TUNED == 90  // where it is known to be faster
+RMS_NORM_FWD(f32, float, late, 512, 2, 8, false, false, true, true)
+RMS_NORM_FWD(f16, __half, late, 512, 2, 8, false, false, true, true)
+RMS_NORM_FWD(bf16, __nv_bfloat16, late, 512, 2, 8, false, false, true, true)
 #endif
 #if CUOPS_CLUSTERS
 #define RMS_NORM_FWD_STAY(name, T)                                                                          \

@@ -205,6 +205,21 @@ def test_more_rows_than_the_cache_holds(dtype, n, with_residual):
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "vectors"), [(2049, 65), (4099, 125), (16387, 49), (90_001, 24), (16, 32768), (17, 18440), (20, 20000)]
+)
+def test_as_many_rows_as_have_a_kernel_of_their_own(rows, vectors, dtype):
+    n = vectors * 16 // dtype.itemsize
+    x, weight = torch.randn(rows, n, device="cuda", dtype=dtype), make((n,), dtype, "cuda", 1)
+    x[rows // 7] = 0
+    x[-2] *= torch.finfo(dtype).max / 1000
+    y = cuops.rms_norm(x, weight)
+    for part in (slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)):
+        assert_close(y[part], definition(x[part], weight)[0], n)
+
+
+@gpu
 def test_a_row_of_more_than_two_to_the_31_elements():
     x = torch.ones(1, 2**31 + 9, device="cuda", dtype=torch.float16)
     x[0, -1] = 3

@@ -70,6 +70,12 @@ __device__ Vector<T> load_constant_here(const T* from) {
   return *reinterpret_cast<const Vector<T>*>(&v);
 }
 
+// Brings what is there to L2, and to L1 where the GPU does.
+template <class T>
+__device__ void prefetch_constant(const T* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+}
+
 // Pack `i` of a parameter (a weight, say), which starts at a multiple of 16 bytes, beside pack `i` of the row.
 template <class T, int kWidth, bool kPhased, class Index>
 __device__ Pack<T, kWidth> load_beside(const Division<T, kWidth, kPhased, Index>& division, const T* parameter, Index i) {

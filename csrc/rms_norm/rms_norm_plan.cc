@@ -99,13 +99,13 @@ LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resid
   return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
 }
 
-// For wide rows, 8 vectors a thread: clusters that stay until all rows are done.
-LaunchShape stay_shape(const Problem& problem, int device) {
+// For wide rows, 8 vectors a thread: clusters that stay until all rows are done, and how many the GPU runs at once.
+std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
   const unsigned cluster = problem.packs() <= 3072 ? 2 : problem.packs() <= 32768 ? 8 : 16;
   LaunchShape shape{0, threads_for(problem.packs(), 8 * cluster), 1, cluster};
   const int at_once = clusters_at_once(kernel_of(problem.dtype, kStay), device, shape);
   shape.blocks = cluster * static_cast<unsigned>(std::min<std::int64_t>(problem.rows, at_once));
-  return shape;
+  return {shape, at_once};
 }
 
 // The kernels whose rows stay in registers, where one of them is for the problem: what is fastest where, as measured
@@ -121,9 +121,10 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   }
   // Where 2 vectors a thread leave many threads without a second one, 4 in fewer threads ask for more of memory at a time.
   auto leaves_room = [&](std::int64_t full) { return full / 2 < packs && 1.3 * packs <= full; };
-  if (problem.aligned && problem.width() == 8 && rows * problem.n > 1 << 21 &&
-      (leaves_room(32) || leaves_room(64) || leaves_room(128)))
-    return Found(kMiddle, resident_shape(rows, packs, 4, 384));
+  const bool leave_room = rows * problem.n > 1 << 21 && (leaves_room(32) || leaves_room(64) || leaves_room(128));
+  // Where caches hold x, the time is that of starting blocks, of which this leaves a quarter or half.
+  const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
+  if (problem.aligned && !is_double && (leave_room || many_blocks)) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
     return Found(kShort, resident_shape(rows, packs, 2, 256));
   }
@@ -142,7 +143,15 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
     // Between, its blocks have fewer threads, and no room for more blocks.
     if (is_double || packs <= 2048 || packs > 3840 || rows <= 256) return Found(kWide, resident_shape(rows, packs, 8, 256));
   }
-  if (problem.aligned && !is_double && hw.clusters && packs <= 65536) return Found(kStay, stay_shape(problem, device));
+  if (problem.aligned && !is_double && hw.clusters && packs <= 65536) {
+    const auto [stay, at_once] = stay_shape(problem, device);
+    // A few more rows than that do not wait for those.
+    if (hw.capability == 90 && 16384 < packs && packs <= 32768 && at_once < rows && 3 * rows <= 4 * at_once) {
+      LaunchShape shape = resident_shape(rows, packs, 8, 512);
+      if (rows <= clusters_at_once(kernel_of(problem.dtype, kLate), device, shape)) return Found(kLate, shape);
+    }
+    return Found(kStay, stay);
+  }
   if (problem.alike && packs <= 2048 && !is_double) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     if (packs <= (few ? 512 : 32))
