@@ -133,8 +133,8 @@ int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape) {
   return found->second;
 }
 
-TensorMap matrices_map(const Rows& x, DType dtype, std::int64_t count, int rows, int columns, int box_rows) {
-  constexpr int kTypes[] = {8, 11, 6, 9};  // CUtensorMapDataType
+TensorMap matrices_map(const Rows& x, DType dtype, bool tf32, std::int64_t count, int rows, int columns, int box_rows) {
+  constexpr int kTypes[] = {8, 7, 6, 9}, kAsTf32 = 11;  // CUtensorMapDataType
   const std::uint64_t size = size_of(dtype), line = columns * size;
   const std::uint64_t sizes[] = {std::uint64_t(columns), std::uint64_t(rows), std::uint64_t(count)};
   const std::uint64_t strides[] = {line, count > 1 ? x.stride * size : rows * line};
@@ -143,8 +143,8 @@ TensorMap matrices_map(const Rows& x, DType dtype, std::int64_t count, int rows,
   TensorMap map;
   if (driver().TensorMapEncodeTiled == nullptr)
     raise("cuops.errors.DriverTooOldError", "libcuda.so.1 has no symbol cuTensorMapEncodeTiled");
-  check(driver().TensorMapEncodeTiled(&map, kTypes[dtype], 3, x.data, sizes, strides, box, steps, kNotInterleaved, kSwizzled,
-                                      kWhole256, kZeros),
+  check(driver().TensorMapEncodeTiled(&map, tf32 ? kAsTf32 : kTypes[dtype], 3, x.data, sizes, strides, box, steps, kNotInterleaved,
+                                      kSwizzled, kWhole256, kZeros),
         "cuTensorMapEncodeTiled");
   return map;
 }

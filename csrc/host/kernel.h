@@ -58,8 +58,9 @@ inline unsigned threads_for(std::int64_t items, std::int64_t each) {
 int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape);
 
 // Of `count` matrices, which are rows of `x` of one stride, for copies of `box_rows` rows and 128 bytes to shared memory: elements
-// outside of a matrix are zero, float32 is rounded to TF32, and the 16-byte pieces of row r are at their number XOR r % 8.
-TensorMap matrices_map(const Rows& x, DType dtype, std::int64_t count, int rows, int columns, int box_rows);
+// outside of a matrix are zero, float32 is rounded to TF32 where that is asked for, and the 16-byte pieces of row r are at their
+// number XOR r % 8.
+TensorMap matrices_map(const Rows& x, DType dtype, bool tf32, std::int64_t count, int rows, int columns, int box_rows);
 
 // The caller holds a ContextGuard of the device.
 void launch(Kernel& kernel, int device, CUstream stream, const LaunchShape& shape, void* params);

@@ -69,7 +69,7 @@ KronWideParams complete(const KronWideParams& plan, const KronCall& call) {
   const KronFactor &first = p.factors[0], &last = p.factors[1];
   const int size = std::max({first.in, first.out, last.in, last.out}) <= 64 ? 64 : kWideMost;
   const DType dtype = call.problem.dtype;
-  p.matrices = matrices_map(p.x, dtype, p.rows, first.in, last.in, wide_rows(size, size_of(dtype)));
+  p.matrices = matrices_map(p.x, dtype, dtype == kFloat32, p.rows, first.in, last.in, wide_rows(size, size_of(dtype)));
   return p;
 }
 

@@ -10,42 +10,77 @@
 #include "kron_double.h"
 #include "kron_linear.h"
 #include "kron_squares.h"
+#include "kron_wide_bwd.h"
+#include "kron_wide_bwd_f32.h"
 
 namespace cuops {
 namespace {
 
 constexpr int kUnitsBefore = 16;  // kAt of kron_linear_squares_bwd.cu
 
-// An instance of kron_linear_squares_bwd.cu or kron_linear_squares_bwd_f64.cu.
+// What a block finds of its samples: all gradients, one, or half of each two blocks' share.
+enum class Finds { kAll, kOne, kHalf };
+
+// An instance of kron_linear_squares_bwd.cu or kron_linear_squares_bwd_f64.cu; where samples come by tensor maps, `box_rows` at a
+// time, of kron_linear_wide_bwd.cu or kron_linear_wide_bwd_f32.cu.
 struct SquaresKernel {
   DType dtype;
   int size, teams, buffers;
-  bool split;  // blocks find one gradient each
+  Finds finds;
   Kernel kernel;
+  int box_rows = 0;
 
   int shared_bytes() const {
+    if (box_rows > 0) return dtype == kFloat32 ? kWideF32Bytes : kWideBwdBytes;
     if (dtype == kFloat64) return double_matrix(size) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
-    return 16 * (kUnitsBefore + tile * ((split ? 1 : 2) + 2 * teams * buffers));
+    return 16 * (kUnitsBefore + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
   }
-  unsigned threads() const { return static_cast<unsigned>(teams * (dtype == kFloat64 ? 32 * 3 * double_warps(size) : 2 * size)); }
+  unsigned threads() const {
+    if (box_rows > 0) return dtype == kFloat32 ? kWideF32Threads : kWideBwdThreads;
+    return static_cast<unsigned>(teams * (dtype == kFloat64 ? 32 * 3 * double_warps(size) : 2 * size));
+  }
+  // How many blocks share samples, of which so many gradients are wanted.
+  int shares(int gradients) const { return finds == Finds::kHalf ? 2 : finds == Finds::kOne ? gradients : 1; }
 };
 
-SquaresKernel* find_kernel(DType dtype, std::int64_t size, const Hardware& hw) {
+SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, const Hardware& hw) {
   static const char *const op = "kron_linear_squares_bwd", *const op_f64 = "kron_linear_squares_bwd_f64";
-  static SquaresKernel kernels[] = {
-      {kFloat64, 16, 8, 2, false, {op_f64, "kron_squares_16_f64"}}, {kFloat64, 24, 3, 2, false, {op_f64, "kron_squares_24_f64"}},
-      {kFloat64, 32, 3, 2, false, {op_f64, "kron_squares_32_f64"}}, {kFloat64, 48, 1, 2, false, {op_f64, "kron_squares_48_f64"}},
-      {kFloat64, 64, 1, 2, false, {op_f64, "kron_squares_64_f64"}}, {kFloat32, 16, 16, 2, false, {op, "kron_squares_16_f32"}},
-      {kFloat32, 32, 8, 2, false, {op, "kron_squares_32_f32"}},     {kFloat32, 64, 2, 2, false, {op, "kron_squares_64_f32"}},
-      {kFloat32, 96, 1, 2, false, {op, "kron_squares_96_f32"}},     {kFloat32, 128, 1, 1, true, {op, "kron_squares_128_f32"}},
-      {kFloat16, 16, 24, 2, false, {op, "kron_squares_16_f16"}},    {kFloat16, 32, 8, 2, false, {op, "kron_squares_32_f16"}},
-      {kFloat16, 64, 4, 2, false, {op, "kron_squares_64_f16"}},     {kFloat16, 80, 3, 2, false, {op, "kron_squares_80_f16"}},
-      {kFloat16, 96, 2, 2, false, {op, "kron_squares_96_f16"}},     {kFloat16, 128, 1, 2, false, {op, "kron_squares_128_f16"}},
-      {kBFloat16, 16, 24, 2, false, {op, "kron_squares_16_bf16"}},  {kBFloat16, 32, 8, 2, false, {op, "kron_squares_32_bf16"}},
-      {kBFloat16, 64, 4, 2, false, {op, "kron_squares_64_bf16"}},   {kBFloat16, 80, 3, 2, false, {op, "kron_squares_80_bf16"}},
-      {kBFloat16, 96, 2, 2, false, {op, "kron_squares_96_bf16"}},   {kBFloat16, 128, 1, 2, false, {op, "kron_squares_128_bf16"}}};
+  static const char *const op_wide = "kron_linear_wide_bwd", *const op_f32 = "kron_linear_wide_bwd_f32";
+  static SquaresKernel kernels[] = {{kFloat64, 16, 8, 2, Finds::kAll, {op_f64, "kron_squares_16_f64"}},
+                                    {kFloat64, 24, 3, 2, Finds::kAll, {op_f64, "kron_squares_24_f64"}},
+                                    {kFloat64, 32, 3, 2, Finds::kAll, {op_f64, "kron_squares_32_f64"}},
+                                    {kFloat64, 48, 1, 2, Finds::kAll, {op_f64, "kron_squares_48_f64"}},
+                                    {kFloat64, 64, 1, 2, Finds::kAll, {op_f64, "kron_squares_64_f64"}},
+                                    {kFloat32, 16, 16, 2, Finds::kAll, {op, "kron_squares_16_f32"}},
+                                    {kFloat32, 32, 8, 2, Finds::kAll, {op, "kron_squares_32_f32"}},
+                                    {kFloat32, 64, 2, 2, Finds::kAll, {op, "kron_squares_64_f32"}},
+                                    {kFloat32, 96, 1, 2, Finds::kAll, {op, "kron_squares_96_f32"}},
+                                    {kFloat32, 128, 1, 1, Finds::kOne, {op, "kron_squares_128_f32"}},
+                                    {kFloat16, 16, 24, 2, Finds::kAll, {op, "kron_squares_16_f16"}},
+                                    {kFloat16, 32, 8, 2, Finds::kAll, {op, "kron_squares_32_f16"}},
+                                    {kFloat16, 64, 4, 2, Finds::kAll, {op, "kron_squares_64_f16"}},
+                                    {kFloat16, 80, 3, 2, Finds::kAll, {op, "kron_squares_80_f16"}},
+                                    {kFloat16, 96, 2, 2, Finds::kAll, {op, "kron_squares_96_f16"}},
+                                    {kFloat16, 128, 1, 2, Finds::kAll, {op, "kron_squares_128_f16"}},
+                                    {kBFloat16, 16, 24, 2, Finds::kAll, {op, "kron_squares_16_bf16"}},
+                                    {kBFloat16, 32, 8, 2, Finds::kAll, {op, "kron_squares_32_bf16"}},
+                                    {kBFloat16, 64, 4, 2, Finds::kAll, {op, "kron_squares_64_bf16"}},
+                                    {kBFloat16, 80, 3, 2, Finds::kAll, {op, "kron_squares_80_bf16"}},
+                                    {kBFloat16, 96, 2, 2, Finds::kAll, {op, "kron_squares_96_bf16"}},
+                                    {kBFloat16, 128, 1, 2, Finds::kAll, {op, "kron_squares_128_bf16"}}};
+  static SquaresKernel wide[] = {{kFloat32, 96, 1, 1, Finds::kOne, {op_f32, "kron_wide_f32_96"}, 16},
+                                 {kFloat32, 128, 1, 1, Finds::kOne, {op_f32, "kron_wide_f32_128"}, 16},
+                                 {kFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_f16"}, kWideBwdSize},
+                                 {kFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_f16"}, kWideBwdSize},
+                                 {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16"}, kWideBwdSize},
+                                 {kBFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_bf16"}, kWideBwdSize},
+                                 {kBFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_bf16"}, kWideBwdSize},
+                                 {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, kWideBwdSize}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
+  if (hw.capability == 90 && hw.cuda >= 128)  // ptxas 12.1 lets no products of these go on side by side
+    for (SquaresKernel& k : wide)
+      if (k.dtype == dtype && k.size == size && (k.finds != Finds::kHalf || (wanted & 3) == 3)) return &k;
   for (SquaresKernel& k : kernels)
     if (k.dtype == dtype && k.size == size && k.shared_bytes() <= hw.shared_bytes - 1024) return &k;
   return nullptr;
@@ -57,7 +92,7 @@ int count_of(int gradients) { return (gradients & 1) + (gradients >> 1 & 1) + (g
 
 // How many blocks work on each gradient.
 std::int64_t blocks_of(const SquaresKernel& k, std::int64_t rows, int wanted, const Hardware& hw) {
-  const std::int64_t most = hw.multiprocessors / (k.split ? count_of(wanted) : 1);
+  const std::int64_t most = hw.multiprocessors / k.shares(count_of(wanted));
   const std::int64_t least = k.dtype == kFloat64 ? 1 : k.teams;  // samples of a block
   return std::min<std::int64_t>((rows + least - 1) / least, std::max<std::int64_t>(1, most));
 }
@@ -74,8 +109,14 @@ void expect_aligned(TensorView t, const char* name, DType dtype, DLDevice device
 int64_t kron_linear_squares_bwd_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const Hardware& hw = squares_hardware(static_cast<int>(device));
-  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, hw);
+  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, static_cast<int>(wanted), hw);
   return kernel == nullptr ? 0 : blocks_of(*kernel, rows, static_cast<int>(wanted), hw);
+}
+
+// Whether all gradients, where they are wanted, are found with the products of compute capability 9.0, and so faster.
+bool kron_linear_squares_bwd_is_wide(int64_t dtype, int64_t size, int64_t device) {
+  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, 7, squares_hardware(static_cast<int>(device)));
+  return kernel != nullptr && kernel->box_rows > 0;
 }
 
 // The gradients of y = x kron(factors[0], factors[1])^T: those of the factors in `dfactors` and that of x in dx, each where
@@ -107,7 +148,7 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
   expect_aligned(dy, "dy", dtype, x.device(), rows, 1LL * p.out[0] * p.out[1]);
   const int device = x.device().device_id;
   const Hardware& hw = squares_hardware(device);
-  SquaresKernel* const k = find_kernel(dtype, size, hw);
+  SquaresKernel* const k = find_kernel(dtype, size, static_cast<int>(wanted), hw);
   if (k == nullptr || x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: no kernel; ask kron_linear_squares_bwd_blocks");
   const std::int64_t blocks = blocks_of(*k, rows, static_cast<int>(wanted), hw), n = size * size;
   KronSquaresSum sum{nullptr, {}, static_cast<int>(blocks), static_cast<int>(size), of_factors, {}, {}, {}, {}};
@@ -135,9 +176,19 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
                                  {"kron_linear_squares_bwd", "kron_squares_sum"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  const unsigned shares = k->split ? count_of(static_cast<int>(wanted)) : 1;
-  launch(k->kernel, device, stream,
-         {static_cast<unsigned>(blocks) * shares, k->threads(), 1, 1, static_cast<unsigned>(k->shared_bytes()), true}, &p);
+  const auto shares = static_cast<unsigned>(k->shares(count_of(static_cast<int>(wanted))));
+  const LaunchShape shape{static_cast<unsigned>(blocks) * shares,   k->threads(), 1, 1,
+                          static_cast<unsigned>(k->shared_bytes()), true};
+  if (k->box_rows > 0) {
+    const auto map = [&](const void* data, const int (&size)[2]) {
+      const Rows samples{const_cast<void*>(data), rows, 1LL * size[0] * size[1], 0};
+      return matrices_map(samples, dtype, false, rows, size[0], size[1], k->box_rows);
+    };
+    KronWideSquaresParams wide{map(p.x, p.in), map(p.dy, p.out), p};
+    launch(k->kernel, device, stream, shape, &wide);
+  } else {
+    launch(k->kernel, device, stream, shape, &p);
+  }
   LaunchShape sum_shape{static_cast<unsigned>(n / (sums == kFloat64 ? 16 : 32) * of_factors), 512};
   sum_shape.overlaps = true;
   if (of_factors > 0) launch(sum_kernels[sums != kFloat64], device, stream, sum_shape, &sum);
@@ -146,4 +197,5 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
 }  // namespace cuops
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_squares_bwd_blocks, cuops::kron_linear_squares_bwd_blocks);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_squares_bwd_is_wide, cuops::kron_linear_squares_bwd_is_wide);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_squares_bwd, cuops::kron_linear_squares_bwd);

@@ -284,7 +284,7 @@ __device__ void kron_wide(const KronWideParams& p) {
       between[i / 4][i % 4] = __float_as_uint(near_tf32(t[i / 4][i % 2 * 2 + i % 4 / 2] * scale_between));
     begin_products(y);
 #pragma unroll
-    for (int s = 0; s < kTiles; ++s) multiply_tf32(y, between[s], first_matrix + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
+    for (int s = 0; s < kTiles; ++s) multiply<float>(y, between[s], first_matrix + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
     end_products();
     if (p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);  // meanwhile, too
     wait_for_products(y);

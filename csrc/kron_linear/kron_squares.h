@@ -1,7 +1,9 @@
-// What the host tells the kernels of kron_linear_squares_bwd.cu and kron_linear_squares_bwd_f64.cu.
+// What the host tells the kernels of kron_linear_squares_bwd.cu, kron_linear_squares_bwd_f64.cu, kron_linear_wide_bwd.cu and
+// kron_linear_wide_bwd_f32.cu.
 #pragma once
 
 #include "dtype.h"
+#include "tensor_map.h"
 
 namespace cuops {
 
@@ -15,6 +17,12 @@ struct KronSquaresParams {
   int wanted, out[2], in[2];
 };
 static_assert(sizeof(KronSquaresParams) == 80, "host and device must agree on the layout");
+
+struct KronWideSquaresParams {
+  TensorMap x, dy;
+  KronSquaresParams squares;
+};
+static_assert(sizeof(KronWideSquaresParams) == 384, "host and device must agree on the layout");
 
 struct KronSquaresSum {
   const void* partial;

@@ -13,12 +13,13 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
 from ._kron_linear_gemm import product_of
 
-# By the bytes of an element: the sizes of the kernels' tiles, and the least nanoseconds that each takes.
+# By bytes of an element: the sizes of the kernels' tiles and the least nanoseconds that each takes; WIDE of wide ones.
 SQUARES = {
     2: {16: 5200, 32: 6200, 64: 10400, 80: 13000, 96: 15900, 128: 16400},
     4: {16: 6900, 32: 10900, 64: 13500, 96: 25400, 128: 21400},
     8: {16: 3700, 24: 4200, 32: 5400, 48: 8800, 64: 14700},
 }
+WIDE = {2: {80: 5600, 96: 6700, 128: 8200}, 4: {96: 14000, 128: 16500}}
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
@@ -56,7 +57,13 @@ def _two_of_a_size(
 
 def time_of_squares(x: Tensor, squares: tuple[int, int] | None) -> float:
     """The predicted nanoseconds of `backward_of_squares` behind other work; infinite where there is no kernel."""
-    return SQUARES[x.element_size()][squares[1]] if squares else math.inf
+    return _least_time(x.dtype, squares[1], x.device.index) if squares else math.inf
+
+
+@functools.lru_cache(4096)
+def _least_time(dtype: torch.dtype, size: int, device: int) -> float:
+    times = WIDE if library().kron_linear_squares_bwd_is_wide(DTYPES[dtype], size, device) else SQUARES
+    return times[dtype.itemsize][size]
 
 
 def _aligned(w: Tensor) -> Tensor:

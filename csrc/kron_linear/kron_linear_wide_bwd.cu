@@ -1,0 +1,222 @@
+// Gradients of two factors of up to 80, 96 or 128 and of their input, in 16 bits, on compute capability 9.0, from samples as
+// matrices:
+//   dx = W1^T dy W2,   dW1 = sum of (dy W2) x^T,   dW2^T = sum of (x^T W1^T) dy.
+// 128 threads have 64 rows of one of these, and what a first product leaves in their registers is, without a move, the first
+// operand of the second. Of two blocks that have the same samples, one has dW1 and the other one dW2, and each has half of dx. One
+// thread of others asks for the copies of x and dy to shared memory.
+#include "device/overlap.cuh"
+#include "device/tuned.cuh"
+
+#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "device/tensor_copy.cuh"
+#include "device/wgmma.cuh"
+#include "kron_squares.cuh"
+#include "kron_squares.h"
+#include "kron_wide_bwd.h"
+
+namespace cuops {
+
+constexpr int kTile = kWideBwdTile, kMatrix = kTile / 2, kColumns = 64;  // bytes of a tile, of its matrices; columns of these
+
+// Starts to copy a factor to a tile, with zeros around it.
+template <class T>
+__device__ void copy_to_tile(char* to, const void* from, int rows, int columns) {
+  const T* const data = static_cast<const T*>(from);
+  const auto each = [&](const auto& copy) {
+#pragma unroll
+    for (int i = threadIdx.x; i < kWideBwdSize * kWideBwdSize / 8; i += kWideBwdThreads) {
+      const int row = i / 16, piece = i % 16, valid = row < rows ? max(0, min(columns - piece * 8, 8)) : 0;
+      copy(to + piece / 8 * kMatrix + swizzled(row, piece % 8), data + (valid ? row * columns + piece * 8 : 0), valid);
+    }
+  };
+  if (columns % 8 == 0) {
+    each([](char* at, const T* elements, int valid) { copy_or_zero(at, elements, valid > 0); });
+  } else {
+    each([](char* at, const T* elements, int valid) {
+      Pack<T, 8> v = {};
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        if (e < valid) v.at[e] = elements[e];
+      store_pack(at, v);
+    });
+  }
+}
+
+// The samples that two blocks share, in the slots of shared memory in turn.
+struct WideSamples {
+  unsigned long long *full, *empty;
+  long long rows;
+
+  // Calls visit(sample, slot, where it is to arrive) for each, once it is wanted in its slot, or is there.
+  template <bool kIsThere, class Visit>
+  __device__ __forceinline__ void each(const Visit& visit) const {
+    int slot = 0;
+    unsigned parity = 0;
+#pragma unroll 1
+    for (long long sample = blockIdx.x / 2; sample < rows; sample += gridDim.x / 2) {
+      wait_for_arrivals(kIsThere ? &full[slot] : &empty[slot], kIsThere ? parity : parity ^ 1);
+      visit(sample, slot, kIsThere ? &empty[slot] : &full[slot]);
+      slot = (slot + 1) % kWideBwdSlots;
+      parity ^= slot == 0;
+    }
+  }
+};
+
+// Products of a warpgroup, of tiles of which kUsed rows and columns are not zero.
+template <class T, int kUsed>
+struct WideProducts {
+  static constexpr int kTiles = kUsed / 8, kSteps = kUsed / 16;
+  using Results = float[kTiles][4];
+
+  // A tile, or the half of it that begins with row or column `from`; across, where the sum is over its rows.
+  template <bool kAcross>
+  __device__ static unsigned operand(unsigned tile, int from = 0) {
+    return kAcross ? place_across(tile + from / kColumns * kMatrix, kMatrix) : (tile + from * 128) / 16;
+  }
+  // How far the 16 of step s are, in units of 16 bytes.
+  template <bool kAcross>
+  __device__ static constexpr int step(int s) {
+    return kAcross ? s * 16 * 8 : s / 4 * (kMatrix / 16) + s % 4 * 2;
+  }
+
+  // t = a b.
+  template <bool kAcrossA, bool kAcrossB>
+  __device__ __forceinline__ static void first(Results& t, unsigned a, unsigned b) {
+    begin_products(t);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      multiply<T, kAcrossA, kAcrossB>(t, matrix(a + step<kAcrossA>(s)), matrix(b + step<kAcrossB>(s)), s > 0);
+    end_products();
+    wait_for_products(t);
+  }
+
+  // sum = t c, plus what it was where there is `more`.
+  template <bool kAcross>
+  __device__ __forceinline__ static void second(Results& sum, const Results& t, unsigned c, bool more) {
+    unsigned a[kSteps][4];
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) {
+      const float* const two = &t[i / 4 * 2 + i % 4 / 2][i % 2 * 2];
+      a[i / 4][i % 4] = pack<T>(two[0], two[1]);
+    }
+    begin_products(sum);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) multiply<T, kAcross>(sum, a[s], matrix(c + step<kAcross>(s)), more || s > 0);
+    end_products();
+    wait_for_products(sum);
+  }
+};
+
+template <class T, int kUsed>
+__device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
+  using Products = WideProducts<T, kUsed>;
+  __shared__ unsigned long long full[kWideBwdSlots], empty[kWideBwdSlots];
+  const KronSquaresParams& s = p.squares;
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
+  const int part = blockIdx.x % 2, team = warp / 4;
+  char* const first = reinterpret_cast<char*>(squares_shared) + (-shared_address(squares_shared) & 1023);
+  char *const second = first + kTile, *const slots = second + kTile;
+  const unsigned tiles = __shfl_sync(~0u, shared_address(first), 0);  // which compilers would find again at each product
+  const WideSamples samples{full, empty, s.rows};
+  copy_to_tile<T>(first, s.first, s.out[0], s.in[0]);
+  copy_to_tile<T>(second, s.second, s.out[1], s.in[1]);
+  commit_copies();
+  if (threadIdx.x == kWideBwdTeams * 128) {
+    fetch_map(p.x);
+    fetch_map(p.dy);
+#pragma unroll
+    for (int i = 0; i < kWideBwdSlots; ++i) {
+      init_arrivals<1>(&full[i]);
+      init_arrivals<kWideBwdTeams * 4>(&empty[i]);
+    }
+  }
+  wait_for_copies<0>();
+  show_to_products();
+  __syncthreads();
+  if (team == kWideBwdTeams) {
+    keep_registers<kWideBwdCopyRegisters>();
+    if (threadIdx.x == kWideBwdTeams * 128) {
+      samples.each<false>([&](long long sample, int slot, unsigned long long* there) {
+        char *const x = slots + slot * 2 * kTile, *const dy = x + kTile;
+        arrive_expecting(there, 2 * kTile);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          copy_box(x + i * kMatrix, p.x, i * kColumns, 0, static_cast<int>(sample), there);
+          copy_box(dy + i * kMatrix, p.dy, i * kColumns, 0, static_cast<int>(sample), there);
+        }
+      });
+    }
+    return;
+  }
+
+  take_registers<kWideBwdRegisters>();
+  typename Products::Results t = {}, sum = {};
+  const auto done = [&](unsigned long long* empty) {
+    if (lane == 0) arrive(empty);
+  };
+  if (team < 2) {
+    if (part == 0) {
+      samples.each<true>([&](long long, int slot, unsigned long long* empty) {
+        const unsigned x = tiles + (2 + 2 * slot) * kTile, dy = x + kTile;
+        Products::template first<false, true>(t, Products::template operand<false>(dy, team * 64),
+                                              Products::template operand<true>(tiles + kTile));
+        Products::template second<false>(sum, t, Products::template operand<false>(x), true);
+        done(empty);
+      });
+    } else {
+      samples.each<true>([&](long long, int slot, unsigned long long* empty) {
+        const unsigned x = tiles + (2 + 2 * slot) * kTile, dy = x + kTile;
+        Products::template first<true, false>(t, Products::template operand<true>(x, team * 64),
+                                              Products::template operand<false>(tiles));
+        Products::template second<true>(sum, t, Products::template operand<true>(dy), true);
+        done(empty);
+      });
+    }
+    launch_dependents();
+    // In the order that kron_squares_sum knows.
+    constexpr int kWarps = kUsed / 16;
+    float4* const to = static_cast<float4*>(s.partial) + blockIdx.x * (kUsed * kUsed / 4LL) + warp * 32 + lane;
+    if (warp < kWarps) {
+#pragma unroll
+      for (int i = 0; i < Products::kTiles; ++i) to[i * kWarps * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    }
+  } else {
+    const int row = part * 64 + warp % 4 * 16;
+    samples.each<true>([&](long long sample, int slot, unsigned long long* empty) {
+      const unsigned dy = tiles + (3 + 2 * slot) * kTile;
+      if (s.wanted & kInputGradient) {
+        Products::template first<true, true>(t, Products::template operand<true>(tiles, part * 64),
+                                             Products::template operand<true>(dy));
+        done(empty);
+        Products::template second<true>(sum, t, Products::template operand<true>(tiles + kTile), false);
+        T* const to = static_cast<T*>(s.dx) + (sample * s.in[0] + row) * s.in[1];
+#pragma unroll
+        for (int i = 0; i < kUsed; i += 16)
+          Squares<T, kUsed>::store(to, s.in[0] - row, s.in[1], i, reinterpret_cast<const float (&)[2][4]>(sum[i / 8]), 1, 1);
+      } else {
+        done(empty);
+      }
+    });
+    launch_dependents();
+  }
+}
+
+}  // namespace cuops
+
+#define KRON_WIDE_BWD(used, name, T)                                                          \
+  extern "C" __global__ void __launch_bounds__(cuops::kWideBwdThreads, 1)                     \
+      kron_wide_bwd_##used##_##name(const __grid_constant__ cuops::KronWideSquaresParams p) { \
+    cuops::wait_in_turn();                                                                    \
+    cuops::kron_wide_bwd<T, used>(p);                                                         \
+  }
+
+// Instances, as kron_linear_squares_bwd.cc asks for them.
+KRON_WIDE_BWD(80, f16, __half)
+KRON_WIDE_BWD(80, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(96, f16, __half)
+KRON_WIDE_BWD(96, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(128, f16, __half)
+KRON_WIDE_BWD(128, bf16, __nv_bfloat16)
+#else
+extern "C" __global__ void kron_wide_bwd_nowhere() {}
+#endif
