@@ -173,8 +173,9 @@ def test_gradients_of_what_is_expanded_over_its_first_dimension(expanded, device
     assert all(map(torch.equal, gradients(**tensors), gradients(**copies)))
 
 
-def test_sums_that_nobody_wants_are_not_made(device):
-    dy, x, weight = (make(shape, device=device, seed=seed) for seed, shape in enumerate(((5, 64), (5, 64), (64,))))
+@pytest.mark.parametrize(("rows", "n"), [(5, 64), (65, 256), (65, 257), (33, 1024), (12, 8192)])
+def test_sums_that_nobody_wants_are_not_made(rows, n, device):
+    dy, x, weight = (make(shape, device=device, seed=seed) for seed, shape in enumerate(((rows, n), (rows, n), (n,))))
     dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, False, None, 1e-6, 0.0)
     assert dweight.numel() == dbias.numel() == 0
     everything = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, True, torch.float32, 1e-6, 0.0)

@@ -105,7 +105,7 @@ def test_rows_that_are_read_all_at_once_agree_with_the_formula(kind, rows, n, dt
     ("rows", "n"), [(3, 8), (20, 72), (65, 257), (100, 136), (130, 9), (16, 1023), (33, 1024), (200, 66), (1024, 32)]
 )
 @pytest.mark.parametrize("kind", ["plain", "residual", "apart"])
-def test_rows_that_one_cluster_has_agree_with_the_formula(kind, rows, n, dtype):
+def test_rows_that_one_block_or_cluster_has_agree_with_the_formula(kind, rows, n, dtype):
     check_agreement(kind, rows, n, dtype)
 
 

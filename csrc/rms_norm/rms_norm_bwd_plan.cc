@@ -79,7 +79,7 @@ struct HeldRow {
   // longer. 0, where that would take longer still.
   unsigned blocks_for_all(const Problem& p, const Hardware& hw) const {
     const bool aligned = p.starts == kAligned;
-    if (!hw.clusters || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads;
+    if (!hw.clusters || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads ? 1 : 0;
     const std::int64_t all = p.rows * (aligned ? vectors : vectors + 14);  // single elements take about as long as so many vectors
     if (p.rows <= 64 && all <= 576) return 1;
     return is_long || all > 9 << 10 ? 0 : all <= 3 << 10 ? 8 : 16;
@@ -96,7 +96,7 @@ Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs, bool halves) {
   return {kernel, shape, 1, true};
 }
 
-Plan plan_held(const Problem& p, const Hardware& hw) {
+Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const HeldRow row(p);
   const bool phased = p.starts != kAligned;
   const unsigned in_warp = std::max(32 / row.across, 1u), fours = static_cast<unsigned>((p.n + 3) / 4);
@@ -109,10 +109,13 @@ Plan plan_held(const Problem& p, const Hardware& hw) {
   if (const unsigned all = row.blocks_for_all(p, hw)) {
     shape.blocks = shape.cluster = all;
     const unsigned each = (static_cast<unsigned>(p.rows) + all - 1) / all;
-    shape.block_y = std::min((each + in_warp - 1) / in_warp * in_warp, row.threads / row.across / in_warp * in_warp);
+    shape.block_y = (each + in_warp - 1) / in_warp * in_warp;
     shape.shared_bytes = shared_bytes();
-    if (all > 1) return {phased ? kHeldClusterPhased : kHeldCluster, shape, 1, true};
-    return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, 1, true};
+    if (all == 1) return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, 1, true};
+    const RmsNormBwdKernel kernel = phased ? kHeldClusterPhased : kHeldCluster;
+    // Every GPU with clusters has room for one of 8, but a part of a GPU may not for one of 16.
+    if (all <= 8 || clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape) > 0) return {kernel, shape, 1, true};
+    shape = {0, row.across, 1, 1, 0, true};
   }
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
   const unsigned blocks_each = !row.is_long && (row.across == 32 || row.across == 64) && p.rows >= 4096 ? 2 : 1;
@@ -345,7 +348,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.clusters && better_at_once(p, hw)) return plan_at_once(p);
-  if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, hw);
+  if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, device, hw);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
@@ -356,7 +359,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
   const auto plan_in_two = in_parts ? plan_phased : plan_columns;
   if (few) return plan_in_two(p, true, hw);
-  if (held) return plan_held(p, hw);
+  if (held) return plan_held(p, device, hw);
   if (in_one && vectors <= most_wide) return plan_wide(p, vectors, device, hw);
   const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
