@@ -6,9 +6,8 @@
 namespace cuops {
 
 // A barrier in shared memory: a phase of it ends when so many have arrived, and the bytes that are expected as well.
-template <int kCount>
-__device__ void init_arrivals(unsigned long long* barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "n"(kCount) : "memory");
+__device__ inline void init_arrivals(unsigned long long* barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 __device__ inline void arrive(unsigned long long* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");

@@ -108,7 +108,7 @@ class Team {
     if (blocks == 1) return;
     asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
     if (threadIdx.x == 0) {
-      for (int phase = 0; phase < 2; ++phase) init_arrivals<1>(&arrived_[phase]);
+      for (int phase = 0; phase < 2; ++phase) init_arrivals(&arrived_[phase], 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -188,8 +188,8 @@ __device__ void kron_wide(const KronWideParams& p) {
     fetch_map(p.matrices);
 #pragma unroll 1
     for (int i = 0; i < kSlots; ++i) {
-      init_arrivals<1>(&full[i]);
-      init_arrivals<kParts * 4>(&empty[i]);
+      init_arrivals(&full[i], 1);
+      init_arrivals(&empty[i], kParts * 4);
     }
     show_to_products();
   }

@@ -126,8 +126,8 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
     fetch_map(p.dy);
 #pragma unroll
     for (int i = 0; i < kWideBwdSlots; ++i) {
-      init_arrivals<1>(&full[i]);
-      init_arrivals<kWideBwdTeams * 4>(&empty[i]);
+      init_arrivals(&full[i], 1);
+      init_arrivals(&empty[i], kWideBwdTeams * 4);
     }
   }
   wait_for_copies<0>();

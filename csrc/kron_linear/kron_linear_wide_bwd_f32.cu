@@ -202,11 +202,11 @@ __device__ void kron_wide_f32(const KronWideSquaresParams& p) {
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
-      init_arrivals<WideMaker<kUsed>::kWarps>(&shared.full[i]);
-      init_arrivals<8>(&shared.empty[i]);
+      init_arrivals(&shared.full[i], WideMaker<kUsed>::kWarps);
+      init_arrivals(&shared.empty[i], 8);
     }
 #pragma unroll 1
-    for (int i = 0; i < kWideF32Warps * kWideF32Pieces; ++i) init_arrivals<1>(&shared.pieces[0][0] + i);
+    for (int i = 0; i < kWideF32Warps * kWideF32Pieces; ++i) init_arrivals(&shared.pieces[0][0] + i, 1);
     show_to_products();
   }
   __syncthreads();

@@ -24,7 +24,7 @@ class SumsSideBySide {
     each_ = (fours_ + blocks_ - 1) / blocks_;
     own_ = max(min(each_, fours_ - rank_ * each_), 0);
     if (threadIdx.x == 0 && threadIdx.y == 0) {
-      init_arrivals<1>(&arrived_);
+      init_arrivals(&arrived_, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
       arrive_expecting(&arrived_, static_cast<int>(sizeof(Four)) * own_ * blocks_);
     }

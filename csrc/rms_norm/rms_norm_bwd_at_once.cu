@@ -50,7 +50,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   const int blocks = cluster_blocks(), group = cluster_index(), warps = blockDim.x / 32;  // of a row in this block
   if (blocks > 1 && thread == 0) {
-    init_arrivals<1>(&arrived);
+    init_arrivals(&arrived, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     arrive_expecting(&arrived, static_cast<unsigned>(sizeof(float2)) * kRows * blockDim.y * warps * blocks);
   }
