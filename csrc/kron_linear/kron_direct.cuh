@@ -35,31 +35,26 @@ struct Operand {
     }
   }
 
-  // The transpose of 16 rows of a factor from `first` on, in the order that gives a lane four neighbouring results. kNear: of 16
-  // columns, a lane has four neighbours, as store_near() leaves the rows to multiply with; else two and two.
-  template <bool kNear>
+  // The transpose of 16 rows of a factor from `first` on, in the order that gives a lane four neighbouring results. Of 16 columns,
+  // a lane has four neighbours, as store_near() leaves the rows to multiply with.
   __device__ __forceinline__ void load_transposed(const KronFactor& f, int first) {
-    constexpr int kPairs = kNear ? 2 : 8;  // from a lane's first two to the others
-    const int lane = threadIdx.x % 32, row = first + lane / 8 * 4 + lane / 4 % 2, k = lane % 4 * (kNear ? 4 : 2);
+    const int lane = threadIdx.x % 32, row = first + lane / 8 * 4 + lane / 4 % 2, k = lane % 4 * 4;
     const float* const data = static_cast<const float*>(f.data);
     const bool vectors = f.vectors;
     const long long step = f.column_stride;
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const int in = row + t * 2 < f.out ? f.in - (kNear ? k : 0) : 0;
+      const int in = row + t * 2 < f.out ? f.in - k : 0;
       const float* const from = data + (row + t * 2) * f.row_stride + k * f.column_stride;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        uint4 v = {};
-        if (vectors && kNear) {
-          if (s * 16 < in) v = *reinterpret_cast<const uint4*>(from + s * 16);
-        } else {
-          if (s * 16 < in) v.x = __float_as_uint(from[s * 16 * step]), v.y = __float_as_uint(from[(s * 16 + 1) * step]);
-          if (s * 16 + (kNear ? 0 : 8) < in)
-            v.z = __float_as_uint(from[(s * 16 + kPairs) * step]), v.w = __float_as_uint(from[(s * 16 + kPairs + 1) * step]);
+        float4 v = {};
+        if (s * 16 < in) {
+          const float* const four = from + s * 16 * step;
+          v = vectors ? *reinterpret_cast<const float4*>(four) : float4{four[0], four[step], four[2 * step], four[3 * step]};
         }
-        high[s][t * 2] = v.x, low[s][t * 2] = v.y;
-        high[s][t * 2 + 1] = v.z, low[s][t * 2 + 1] = v.w;
+        high[s][t * 2] = __float_as_uint(v.x), low[s][t * 2] = __float_as_uint(v.y);
+        high[s][t * 2 + 1] = __float_as_uint(v.z), low[s][t * 2 + 1] = __float_as_uint(v.w);
       }
     }
   }

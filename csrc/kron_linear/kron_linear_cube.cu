@@ -1,158 +1,247 @@
-// Kronecker-factored linear layers of three factors of up to 32 in float32. Columns of a sample come from device memory to
-// registers for the first factor; its results, in shared memory, are matrices that a warp multiplies by the other two, one after
-// the other.
+// Kronecker-factored linear layers of three factors of up to 32 in float32, or as TF32. Slabs of a sample, matrices of its last two
+// axes, come from device memory to the registers of some warps, one each, which multiply them by the last two factors, and leave
+// the results in shared memory. Other warps multiply by the first factor what all slabs of a sample have in one row. Meanwhile the
+// first ones go on to the next sample. Numbers are two float16 each, or one as TF32, scaled by powers of two.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
-#include "kron_direct.cuh"
+#include "device/arrivals.cuh"
+#include "kron_cube.cuh"
 
 namespace cuops {
 
-__device__ void kron_cube(const KronDirectParams& p) {
-  constexpr int kChunks = 4, kWarps = 16;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int in_rows = p.factors[0].in, in_columns = p.factors[1].in * p.factors[2].in;
-  const int outs0 = p.factors[0].out, outs1 = p.factors[1].out, outs2 = p.factors[2].out;
-  Operand<2> x[kChunks];
-  auto load = [&](long long sample) {
-    const float* const from = sample < p.rows ? static_cast<const float*>(p.x.data) + offset_of(p.x, sample) : nullptr;
+// The slabs that a warp makes, in turn, and the places that they have in shared memory.
+struct CubeCursor {
+  int slab, sample, in_sample, place;  // slab: of all those of the block; sample: of those of the block
+
+  __device__ CubeCursor(int first, int slabs)
+      : slab(first), sample(first / slabs), in_sample(first - sample * slabs), place(first % kCubeSlabs) {}
+
+  __device__ void advance(int slabs) {
+    slab += kCubeMakers;
+    for (in_sample += kCubeMakers; in_sample >= slabs; in_sample -= slabs) ++sample;
+    place += kCubeMakers;
+    if (place >= kCubeSlabs) place -= kCubeSlabs;
+  }
+};
+
+// A warp's slabs: W2 X W3^T.
+template <bool kPairs>
+class CubeMaker {
+ public:
+  // The first one is on its way.
+  __device__ CubeMaker(const KronCubeParams& p, int warp)
+      : p_(p),
+        own_(warp, p.factors[0].in),
+        next_(own_),
+        before_(first_again(warp), p.factors[0].in),
+        count_(static_cast<int>((p.rows - blockIdx.x + gridDim.x - 1) / gridDim.x) * p.factors[0].in) {
+    load();
+  }
+
+  // `exponent` is that of the factors.
+  __device__ void make(CubeShared& shared, const uint4* factors, char* slabs, int exponent) {
+    const int ins0 = p_.factors[0].in, ins1 = p_.factors[1].in, ins2 = p_.factors[2].in;
+    constexpr float kDown = 1.0f / (1 << (15 + 5));  // what sums of 32 products below 2^30 are multiplied by
+    int finished = 0;                                // samples, as far as is known
+#pragma unroll 1
+    for (; own_.slab < count_; own_.advance(ins0)) {
+      const int own_exponent = exponent_of(__float_as_int(largest_of_warp(reinterpret_cast<const float (&)[32]>(raw_))));
+      const float scale = power_of_two(14 - own_exponent);
+      CubeOperand<kPairs, 2> x[2][4];  // X^T: 16 of the depth, and 8 columns each
 #pragma unroll
-    for (int j = 0; j < kChunks; ++j) x[j].load(from, in_rows, in_columns, (warp + kWarps * j) * 16 + lane / 4 * 2);
-  };
-  long long sample = blockIdx.x;
-  load(sample);
-  int* const exponents = shared_at<int>(p.exponents);
-  uint4* const last_weight = shared_at<uint4>(p.maxima + 8);
-  if (warp < 2) {
-    Operand<2> w;
-    w.load_transposed<false>(p.factors[2], warp * 16);
-    const int own = exponent_of(w.magnitude());
-    w.split(14 - own);
-    if (lane == 0) exponents[64 + warp] = own;
+      for (int i = 0; i < 8; ++i) {
+        const float4& v = raw_[i / 2][i % 2];
+        x[i % 2][i / 2].set(0, v.x * scale, v.y * scale);
+        x[i % 2][i / 2].set(1, v.z * scale, v.w * scale);
+      }
+      float t[2][4][4] = {};  // W3 X^T
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      last_weight[(warp * 4 + s * 2) * 32 + lane] = make_uint4(w.high[s][0], w.high[s][1], w.high[s][2], w.high[s][3]);
-      last_weight[(warp * 4 + s * 2 + 1) * 32 + lane] = make_uint4(w.low[s][0], w.low[s][1], w.low[s][2], w.low[s][3]);
+      for (int k = 0; k < 2; ++k) {
+        if (k * 16 >= ins2) continue;
+        CubeOperand<kPairs, 4> a[2];
+        CubeFactors<kPairs>::load_last(factors, k, a);
+        add_products(t, a, x[k]);
+      }
+      next_.advance(ins0);
+      load();
+      float y[2][4][4] = {};  // times W2^T, whose first operand is in registers now
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (k * 16 >= ins1) continue;
+        CubeOperand<kPairs, 4> a[2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float* const two = &t[i / 4][k * 2 + i % 4 / 2][i % 2 * 2];
+          a[i / 4].set(i % 4, two[0] * kDown, two[1] * kDown);
+        }
+        CubeOperand<kPairs, 2> b[4];
+        CubeFactors<kPairs>::load_second(factors, k, b);
+        add_products(y, a, b);
+      }
+      const CubeScale up(own_exponent + exponent - (3 * 14 - 20));
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i / 16][i / 4 % 4][i % 4] = up.of(y[i / 16][i / 4 % 4][i % 4]);
+      const float largest = largest_of_warp(reinterpret_cast<const float (&)[32]>(y));
+      // Its place is free once the sample is finished that had it before.
+      int needed = own_.sample - (kCubeAhead - 1);
+      if (own_.slab >= kCubeSlabs) {
+        needed = max(needed, before_.sample + 1);
+        before_.advance(ins0);
+      }
+      for (; finished < needed; ++finished) wait_for_arrivals(&shared.finished[finished % kCubeAhead], finished / kCubeAhead % 2);
+      char* const slab = slabs + own_.place * kCubeSlab;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int n = i / 2, c = i % 2;
+        *reinterpret_cast<float4*>(slab + cube_place(own_.in_sample, n * 8 + lane_ % 4 * 2 + c, lane_ / 4)) =
+            make_float4(y[0][n][c], y[0][n][c + 2], y[1][n][c], y[1][n][c + 2]);
+      }
+      if (lane_ == 0) shared.largest[own_.sample % kCubeAhead][own_.in_sample] = largest;
+      __syncwarp();
+      if (lane_ == 0) arrive(&shared.made[own_.sample % kCubeAhead]);
     }
   }
-  const int second = p.weight + p.weight_bytes / 8;
-  prepare_rows<2>(p, p.factors[0], 0, outs0, p.weight, p.exponents);
-  prepare_rows<2>(p, p.factors[1], 0, outs1, second, p.exponents + 8);
-  for (int i = threadIdx.x; i < 32 * p.state_bytes / 16; i += blockDim.x) shared_at<uint4>(p.state)[i] = uint4{};
-  int* const maxima = shared_at<int>(p.maxima);
-  const unsigned first_at = shared_address(shared_at<char>(p.weight)) + lane % 16 * p.weight_pitch + lane / 16 * 16;
-  const unsigned second_at = shared_address(shared_at<char>(second)) + lane % 16 * p.weight_pitch + lane / 16 * 16;
-  char* const state = shared_at<char>(p.state);
-  const int to_low = 32 * p.state_pitch, slice_bytes = p.state_bytes;
-  const unsigned state_at = shared_address(state) + lane % 16 * p.state_pitch + lane / 16 * 16;
-  const float down = power_of_two(-p.shift);
-  int parity = 0;
-  for (; sample < p.rows; parity ^= 16) {
-    int own = 0;
+
+ private:
+  // The slab that the first one takes the place of: of another warp, or the same.
+  __device__ static int first_again(int warp) {
+    return warp + (kCubeSlabs - warp + kCubeMakers - 1) / kCubeMakers * kCubeMakers - kCubeSlabs;
+  }
+
+  // Of 8 rows, a lane has one, and 4 neighbours in each 16 columns.
+  __device__ void load() {
+    if (next_.slab >= count_) return;
+    const int ins1 = p_.factors[1].in, ins2 = p_.factors[2].in;
+    const float* const from = static_cast<const float*>(p_.x.data) + offset_of(p_.x, blockIdx.x + 1LL * next_.sample * gridDim.x) +
+                              (next_.in_sample * ins1 + lane_ / 4) * ins2 + lane_ % 4 * 4;
 #pragma unroll
-    for (int j = 0; j < kChunks; ++j) own = max(own, x[j].magnitude());
-    if (lane == 0) maxima[parity + warp] = own;
-    __syncthreads();
-    const int exponent = exponent_of(__reduce_max_sync(~0u, maxima[parity + lane % 16]));
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      const int column = (warp + kWarps * j) * 16 + lane % 4 * 4;
-      x[j].split(14 - exponent);
-      float c[2][2][4] = {};
-      multiply_rows<2>(c, first_at, p.weight_pitch, p.weight_bytes, x[j], 2);
-      if (column >= in_columns) continue;
-      const int row = divide(column, p.by_columns);
-      char* const to = state + row * p.state_pitch + (column - row * p.factors[2].in) * 2;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        char* const at = to + (i * 8 + lane / 4) * slice_bytes;
-        const float *const u = &c[i / 2][0][i % 2 * 2], *const v = &c[i / 2][1][i % 2 * 2];
-        uint2 high, low;
-        split<__half>(u[0] * down, v[0] * down, high.x, low.x);
-        split<__half>(u[1] * down, v[1] * down, high.y, low.y);
-        *reinterpret_cast<uint2*>(at) = high;
-        *reinterpret_cast<uint2*>(at + to_low) = low;
-      }
+    for (int i = 0; i < 8; ++i) {
+      const bool valid = i / 2 * 8 + lane_ / 4 < ins1 && lane_ % 4 * 4 + i % 2 * 16 < ins2;
+      raw_[i / 2][i % 2] = valid ? *reinterpret_cast<const float4*>(from + i / 2 * 8 * ins2 + i % 2 * 16) : float4{};
     }
-    __syncthreads();
+  }
+
+  const KronCubeParams& p_;
+  const int lane_ = threadIdx.x % 32;
+  CubeCursor own_, next_, before_;  // before_: the slab that had own_'s place
+  const int count_;
+  float4 raw_[4][2];  // next_
+};
+
+// Multiplies all slabs of a sample by W1: a warp, what these have in some of the rows.
+template <bool kPairs>
+__device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, const char* slabs, const float (&first)[32], int warp) {
+  const int lane = threadIdx.x % 32, outs0 = p.factors[0].out, outs1 = p.factors[1].out, outs2 = p.factors[2].out;
+  const int ins0 = p.factors[0].in;
+  const int own_exponent = exponent_of(__float_as_int(largest_of_warp(first)));
+  CubeOperand<kPairs, 2> w[2][4];  // W1^T: 16 of the depth, and 8 columns each
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float scale = power_of_two(14 - own_exponent);
+    w[i / 8][i / 2 % 4].set(i % 2, first[2 * i] * scale, first[2 * i + 1] * scale);
+  }
+  int place = 0;  // of the sample's first slab
+  int number = 0;
+#pragma unroll 1
+  for (long long sample = blockIdx.x; sample < p.rows; sample += gridDim.x, ++number) {
+    wait_for_arrivals(&shared.made[number % kCubeAhead], number / kCubeAhead % 2);
+    const float largest = lane < ins0 ? shared.largest[number % kCubeAhead][lane] : 0;
+    const int exponent = exponent_of(__reduce_max_sync(~0u, __float_as_int(largest)));
+    const float scale = power_of_two(14 - exponent);
+    const CubeScale up(exponent + own_exponent - 2 * 14);
     float* const y = static_cast<float*>(p.y.data) + offset_of(p.y, sample);
     const float* const bias = p.bias ? static_cast<const float*>(p.bias) + sample % p.bias_lead * (outs0 * outs1 * outs2) : nullptr;
-    sample += gridDim.x;
 #pragma unroll 1
-    for (int slice = warp; slice < outs0; slice += kWarps) {
-      unsigned b[2][2][4], b_low[2][2][4];
+    for (int row = warp; row < outs1; row += kCubeFinishers) {
+      float c[2][4][4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const unsigned at = state_at + slice * slice_bytes + i / 2 * 16 * p.state_pitch + i % 2 * 32;
-        load_matrices_transposed(b[i / 2][i % 2], at);
-        load_matrices_transposed(b_low[i / 2][i % 2], at + to_low);
+      for (int k = 0; k < 2; ++k) {
+        if (k * 16 >= ins0) continue;
+        CubeOperand<kPairs, 4> a[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float4 v[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int slab = k * 16 + half * 8 + lane % 4 * 2 + i,
+                      at = place + slab - (place + slab >= kCubeSlabs ? kCubeSlabs : 0);
+            v[i] =
+                slab < ins0 ? *reinterpret_cast<const float4*>(slabs + at * kCubeSlab + cube_place(slab, row, lane / 4)) : float4{};
+          }
+          a[0].set(half * 2, v[0].x * scale, v[1].x * scale);
+          a[0].set(half * 2 + 1, v[0].y * scale, v[1].y * scale);
+          a[1].set(half * 2, v[0].z * scale, v[1].z * scale);
+          a[1].set(half * 2 + 1, v[0].w * scale, v[1].w * scale);
+        }
+        add_products(c, a, w[k]);
       }
-#pragma unroll 1
-      for (int m = 0; m < outs1; m += 16) {
-        float c[4][4] = {};
+      if (lane / 4 * 4 >= outs2) continue;
+      const int step = outs1 * outs2, at = lane % 4 * 2 * step + row * outs2 + lane / 4 * 4;
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          float sum[4][4] = {};
-          unsigned a[4], a_low[4];
-          load_matrices(a, second_at + m * p.weight_pitch + s * 32);
-          load_matrices(a_low, second_at + p.weight_bytes + m * p.weight_pitch + s * 32);
-#pragma unroll
-          for (int n = 0; n < 4; ++n) mma<__half>(sum[n], a_low, b[s][n / 2][n % 2 * 2], b[s][n / 2][n % 2 * 2 + 1]);
-#pragma unroll
-          for (int n = 0; n < 4; ++n) mma<__half>(sum[n], a, b_low[s][n / 2][n % 2 * 2], b_low[s][n / 2][n % 2 * 2 + 1]);
-#pragma unroll
-          for (int n = 0; n < 4; ++n) mma<__half>(sum[n], a, b[s][n / 2][n % 2 * 2], b[s][n / 2][n % 2 * 2 + 1]);
-#pragma unroll
-          for (int e = 0; e < 16; ++e) c[e / 4][e % 4] += sum[e / 4][e % 4];
+      for (int i = 0; i < 8; ++i) {
+        const int rows = i / 2 * 8 + i % 2;  // from the lane's first one
+        if (lane % 4 * 2 + rows >= outs0) continue;
+        const float *const u = c[0][i / 2] + i % 2, *const v = c[1][i / 2] + i % 2;
+        float4 four = {up.of(u[0]), up.of(u[2]), up.of(v[0]), up.of(v[2])};
+        if (bias) {
+          const float* const b = bias + at + rows * step;
+          four = {four.x + b[0], four.y + b[1], four.z + b[2], four.w + b[3]};
         }
-        unsigned t[2][4], t_low[2][4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            split<__half>(c[n][2 * half] * down, c[n][2 * half + 1] * down, t[n / 2][n % 2 * 2 + half],
-                          t_low[n / 2][n % 2 * 2 + half]);
-        }
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float acc[2][4] = {};
-#pragma unroll
-          for (int s = 0; s < 2; ++s) {
-            const uint4 high = last_weight[(j * 4 + s * 2) * 32 + lane], low = last_weight[(j * 4 + s * 2 + 1) * 32 + lane];
-            float sum[2][4] = {};
-            mma<__half>(sum[0], t_low[s], high.x, high.y);
-            mma<__half>(sum[1], t_low[s], high.z, high.w);
-            mma<__half>(sum[0], t[s], low.x, low.y);
-            mma<__half>(sum[1], t[s], low.z, low.w);
-            mma<__half>(sum[0], t[s], high.x, high.y);
-            mma<__half>(sum[1], t[s], high.z, high.w);
-#pragma unroll
-            for (int e = 0; e < 8; ++e) acc[e / 4][e % 4] += sum[e / 4][e % 4];
-          }
-          const int column = j * 16 + lane % 4 * 4;
-          if (column >= outs2) continue;
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = m + half * 8 + lane / 4, e = 2 * half;
-            if (row >= outs1) continue;
-            store_four(y, bias, (slice * outs1 + row) * outs2 + column,
-                       p.last_shift + exponent + exponents[slice] + exponents[32 + row] + exponents[64 + j], acc[0][e],
-                       acc[0][e + 1], acc[1][e], acc[1][e + 1]);
-          }
-        }
+        *reinterpret_cast<float4*>(y + at + rows * step) = four;
       }
     }
-    load(sample);
+    __syncwarp();
+    if (lane == 0) arrive(&shared.finished[number % kCubeAhead]);
+    place += ins0;
+    while (place >= kCubeSlabs) place -= kCubeSlabs;
+  }
+}
+
+template <bool kPairs>
+__device__ void kron_cube(const KronCubeParams& p) {
+  __shared__ CubeShared shared;
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  uint4* const factors = shared_at<uint4>(0);
+  char* const slabs = reinterpret_cast<char*>(factors + CubeFactors<kPairs>::kLast + CubeFactors<kPairs>::kSecond);
+  if (threadIdx.x < kCubeAhead) {
+    init_arrivals(&shared.made[threadIdx.x], p.factors[0].in);
+    init_arrivals(&shared.finished[threadIdx.x], kCubeFinishers);
+  }
+  const CubeFactors<kPairs> own(p);
+  if (warp < kCubeMakers) {
+    CubeMaker<kPairs> maker(p, warp);
+    own.find_exponent(shared);
+    __syncthreads();
+    const int exponent = own.store(shared, factors);
+    __syncthreads();
+    maker.make(shared, factors, slabs, exponent);
+  } else {
+    float first[32];  // elements of W1, in twos along the depth
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+      first[i] = element_of(p.factors[0], i / 4 % 4 * 8 + lane / 4, i / 16 * 16 + i / 2 % 2 * 8 + lane % 4 * 2 + i % 2);
+    own.find_exponent(shared);
+    __syncthreads();
+    own.store(shared, factors);
+    __syncthreads();
+    finish_samples<kPairs>(p, shared, slabs, first, warp - kCubeMakers);
   }
 }
 
 }  // namespace cuops
 
-extern "C" __global__ void __launch_bounds__(512, 1) kron_cube(const __grid_constant__ cuops::KronDirectParams p) {
-  cuops::wait_in_turn();
-  cuops::kron_cube(p);
-}
+#define KRON_CUBE(name, pairs)                                            \
+  extern "C" __global__ void __launch_bounds__(cuops::kCubeThreads, 1)    \
+      kron_cube_##name(const __grid_constant__ cuops::KronCubeParams p) { \
+    cuops::wait_in_turn();                                                \
+    cuops::kron_cube<pairs>(p);                                           \
+  }
+
+// Instances, as kron_plan_cube.cc asks for them.
+KRON_CUBE(f32, true)
+KRON_CUBE(tf32, false)
 #else
 extern "C" __global__ void kron_cube_nowhere() {}
 #endif

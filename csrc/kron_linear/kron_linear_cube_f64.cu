@@ -5,7 +5,7 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
-#include "kron_direct.h"
+#include "kron_cube.h"
 #include "kron_shared.cuh"
 
 namespace cuops {
@@ -41,11 +41,11 @@ struct Rows16 {
   }
 };
 
-__device__ void kron_cube(const KronDirectParams& p) {
+__device__ void kron_cube(const KronCubeParams& p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int ins0 = p.factors[0].in, ins2 = p.factors[2].in, in_columns = p.factors[1].in * ins2;
   const int outs1 = p.factors[1].out, outs2 = p.factors[2].out, tiles = (outs1 + 15) / 16;
-  const int first_row = blockIdx.x % p.slices * kKronCubeRows, rows = min(kKronCubeRows, p.factors[0].out - first_row);
+  const int first_row = blockIdx.x % p.slices * kCubeRows, rows = min(kCubeRows, p.factors[0].out - first_row);
   const long long stride = gridDim.x / p.slices;
   long long sample = blockIdx.x / p.slices;
   double2 x[kSteps][2];  // all rows of 16 columns of a sample: of each step's 8 a lane has two, of two columns
@@ -63,16 +63,16 @@ __device__ void kron_cube(const KronDirectParams& p) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) load(s, current, warp * 16 + lane / 4 * 2);
   char* const state = shared_at<char>(0);
-  double2* const first = shared_at<double2>(kKronCubeRows * kKronCubeMatrix / 16);
-  double2 *const second = first + kKronCubeRows * 16, *const last = second + 32 * 16;
-  prepare<false>(p.factors[0], first_row, kKronCubeRows / 8, first);
+  double2* const first = shared_at<double2>(kCubeRows * kCubeMatrix / 16);
+  double2 *const second = first + kCubeRows * 16, *const last = second + 32 * 16;
+  prepare<false>(p.factors[0], first_row, kCubeRows / 8, first);
   prepare<false>(p.factors[1], 0, 4, second);
   prepare<true>(p.factors[2], 0, 4, last);
   if (in_columns < 32 * 32)
-    for (int i = threadIdx.x; i < kKronCubeRows * kKronCubeMatrix / 16; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
+    for (int i = threadIdx.x; i < kCubeRows * kCubeMatrix / 16; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
   const unsigned first_at = shared_address(first + lane), second_at = shared_address(second + lane);
   const unsigned last_at = shared_address(last + lane);
-  const unsigned state_at = shared_address(state) + lane % 4 * kKronCubePitch + lane / 4 * 16;
+  const unsigned state_at = shared_address(state) + lane % 4 * kCubePitch + lane / 4 * 16;
   for (; sample < p.rows; sample += stride) {
     const double* const next = static_cast<const double*>(p.x.data) + offset_of(p.x, min(sample + stride, p.rows - 1));
     __syncthreads();
@@ -90,10 +90,10 @@ __device__ void kron_cube(const KronDirectParams& p) {
       const int column = start + lane % 4 * 4;
       if (column >= in_columns) continue;
       const int row = divide(column, p.by_columns);
-      char* const to = state + lane / 4 * kKronCubeMatrix + row * kKronCubePitch + (column - row * ins2) * 8;
+      char* const to = state + lane / 4 * kCubeMatrix + row * kCubePitch + (column - row * ins2) * 8;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        *reinterpret_cast<double2*>(to + i / 2 * 8 * kKronCubeMatrix + i % 2 * 16) = make_double2(c[0][i], c[1][i]);
+        *reinterpret_cast<double2*>(to + i / 2 * 8 * kCubeMatrix + i % 2 * 16) = make_double2(c[0][i], c[1][i]);
     }
     current = next;
     __syncthreads();
@@ -103,15 +103,15 @@ __device__ void kron_cube(const KronDirectParams& p) {
 #pragma unroll 1
     for (int item = warp; item < rows * tiles; item += warps) {
       const int slice = item / tiles, tile = item - slice * tiles;
-      const unsigned from = state_at + slice * kKronCubeMatrix;
+      const unsigned from = state_at + slice * kCubeMatrix;
       double c[4][4] = {}, sum[4][4] = {};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const Rows16 a(second_at + s * 2048 + tile * 1024);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const unsigned at = from + s * 8 * kKronCubePitch + j * 128;
-          const double2 u = load_pair(at), v = load_pair(at + 4 * kKronCubePitch);
+          const unsigned at = from + s * 8 * kCubePitch + j * 128;
+          const double2 u = load_pair(at), v = load_pair(at + 4 * kCubePitch);
           mma(c[2 * j], a.at, u.x, v.x);
           mma(c[2 * j + 1], a.at, u.y, v.y);
         }
@@ -140,7 +140,8 @@ __device__ void kron_cube(const KronDirectParams& p) {
 
 }  // namespace cuops
 
-extern "C" __global__ void __launch_bounds__(384, 1) kron_cube_f64(const __grid_constant__ cuops::KronDirectParams p) {
+extern "C" __global__ void __launch_bounds__(cuops::kCubeThreadsF64, 1)
+    kron_cube_f64(const __grid_constant__ cuops::KronCubeParams p) {
   cuops::wait_in_turn();
   cuops::kron_cube(p);
 }

@@ -23,7 +23,7 @@ __device__ void kron_direct(const KronDirectParams& p) {
   auto sample_at = [&](long long i) { return i < p.rows ? static_cast<const float*>(p.x.data) + offset_of(p.x, i) : nullptr; };
   Operand<kSteps> x, weight;
   x.load(sample_at(sample), in_rows, in_columns, column);
-  weight.template load_transposed<true>(p.factors[1], warp * 16);
+  weight.load_transposed(p.factors[1], warp * 16);
   prepare_rows<kSteps>(p, p.factors[0], first_row, rows, p.weight, p.exponents);
   const int weight_exponent = exponent_of(weight.magnitude());
   weight.split(14 - weight_exponent);

@@ -172,9 +172,10 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   if (best.fused && slices.nanoseconds < best.nanoseconds) best = std::move(slices);
   if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
   if (!problem.aligned) return best;
-  for (KronGroup& group : std::vector<KronGroup>{
-           plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device), plan_direct(problem, device),
-           plan_half(problem, device), plan_double(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
+  for (KronGroup& group :
+       std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device),
+                              plan_direct(problem, device), plan_cube(problem, device), plan_half(problem, device),
+                              plan_double(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
     if (group.nanoseconds < best.nanoseconds) best = std::move(group);
   return best;
 }

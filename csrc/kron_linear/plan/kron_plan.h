@@ -10,6 +10,7 @@
 #include "host/kernel.h"
 #include "kron_linear.h"
 #include "kron_linear/kron_bits.h"
+#include "kron_linear/kron_cube.h"
 #include "kron_linear/kron_direct.h"
 #include "kron_linear/kron_dots.h"
 #include "kron_linear/kron_fibers.h"
@@ -50,7 +51,8 @@ struct KronGroup {
   bool fused = false;
   Kernel* kernel = nullptr;
   std::variant<KronFwdParams, KronTunedParams, KronSmallParams, KronSixteensParams, KronDirectParams, KronHalfParams,
-               KronWideParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct, KronOneDots>
+               KronWideParams, KronCubeParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct,
+               KronOneDots>
       params;  // all but the arrays
   LaunchShape shape{};
   int samples = 1, slices = 1, columns = 0;  // of a tile; slices: blocks that share one
@@ -101,6 +103,7 @@ KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_cube(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_double(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_wide(const KronProblem& problem, const KronDevice& device);

@@ -1,5 +1,5 @@
-// The plan of the kernels of kron_linear_direct.cu, kron_linear_cube.cu and kron_linear_cube_f64.cu: how many samples a block has
-// at a time, and how many blocks share one.
+// The plan of the kernels of kron_linear_direct.cu: how many samples a block has at a time, and how many
+// blocks share one.
 #include <algorithm>
 #include <cmath>
 
@@ -8,19 +8,17 @@
 namespace cuops {
 namespace {
 
-constexpr int kMost = 128, kMostOfThree = 32;  // rows and columns of a factor
-constexpr int kRows = 32;                      // that a warp multiplies at a time
-constexpr int kWide = 1 << 22;                 // columns beyond a factor
+constexpr int kMost = 128;      // rows and columns of a factor
+constexpr int kRows = 32;       // that a warp multiplies at a time
+constexpr int kWide = 1 << 22;  // columns beyond a factor
 // Microseconds of a multiprocessor.
 constexpr double kStart = 6, kRound = 1;
 constexpr double kRowWeight = 0.077, kColumnWeight = 0.031;  // for an element of a factor, shared by the threads
 constexpr double kElement = 7.5e-5;                          // of x
 constexpr double kStep = 0.019;                              // for 32 rows, 16 columns and 16 products each
-constexpr double kCube = 13.2, kCubeStart = 9, kCubeRound = 2;
-constexpr double kStartF64 = 10.8, kColumnsF64 = 1.3, kMatrixF64 = 1.45;  // for 16 columns of x, and for 16 rows of 32, a warp
-constexpr double kBytes = 31e3;                                           // of device memory
-constexpr double kHidden = 0.2;                                           // of the shorter of memory and arithmetic
-constexpr double kOldCompiler = 1.35, kOldCompilerCube = 1.2;             // times the arithmetic, in code of CUDA 11
+constexpr double kBytes = 31e3;                              // of device memory
+constexpr double kHidden = 0.2;                              // of the shorter of memory and arithmetic
+constexpr double kOldCompiler = 1.35;                        // times the arithmetic, in code of CUDA 11
 
 // Bytes of shared memory, one after the other, from multiples of 16.
 struct Shared {
@@ -31,8 +29,7 @@ struct Shared {
   }
 };
 
-void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group,
-            double old_compiler = kOldCompiler) {
+void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group) {
   double in = static_cast<double>(problem.inner), out = in;
   for (const KronSize& size : problem.sizes) {
     in *= static_cast<double>(size.in);
@@ -42,7 +39,7 @@ void finish(const KronProblem& problem, const KronDevice& device, double start, 
   group->bytes = size_of(problem.dtype) * rows * (in + out);
   group->operations = rows * operations_of(problem.sizes.begin(), problem.sizes.end(), in);
   const double memory = group->bytes / kBytes / device.multiprocessors;
-  if (device.cuda < 120) compute *= old_compiler;
+  if (device.cuda < 120) compute *= kOldCompiler;
   group->nanoseconds = 1e3 * (start + std::max(compute, memory) + kHidden * std::min(compute, memory));
   group->fused = true;
 }
@@ -102,76 +99,20 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, int sli
   return group;
 }
 
-KronGroup evaluate_three(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group(problem);
-  KronDirectParams& p = group.params.emplace<KronDirectParams>();
-  const KronSize &first = problem.sizes[0], &second = problem.sizes[1], &last = problem.sizes[2];
-  p.rows = problem.rows;
-  p.slices = p.groups = 1;
-  p.by_columns = kron_divisor(last.in);
-  Shared shared;
-  p.weight_pitch = p.state_pitch = 2 * kMostOfThree + 16;
-  p.weight_bytes = p.weight_pitch * kMostOfThree;
-  p.weight = shared.reserve(4LL * p.weight_bytes);
-  p.state_bytes = 2 * p.state_pitch * kMostOfThree + 32;  // and a gap, so that neighbouring rows are in different banks
-  p.state = shared.reserve(1LL * p.state_bytes * kMostOfThree);
-  p.exponents = shared.reserve(4 * (2 * kMostOfThree + 2));
-  p.maxima = shared.reserve(4 * 32 + 16 * 8 * 32);  // and the last factor
-  if (16 * shared.units > device.shared_bytes) return group;
-  p.shift = 15 + log_from(kMostOfThree);
-  p.last_shift = 2 * p.shift - 4 * 14;
-  static Kernel kernel{"kron_linear_cube", "kron_cube"};
-  group.kernel = &kernel;
-  const std::int64_t blocks = std::min<std::int64_t>(p.rows, device.multiprocessors);
-  group.shape = {static_cast<unsigned>(blocks), 512, 1, 1, static_cast<unsigned>(16 * shared.units)};
-  const double before = static_cast<double>(ceil_div(second.in * last.in, 16)) / 64,
-               after = static_cast<double>(first.out * ceil_div(second.out, 16)) / 64;
-  finish(problem, device, kCubeStart,
-         static_cast<double>(ceil_div(p.rows, blocks)) * (kCubeRound + kCube * (before + 2 * after) / 3), &group, kOldCompilerCube);
-  return group;
-}
-
-KronGroup evaluate_three_f64(const KronProblem& problem, const KronDevice& device) {
-  KronGroup group(problem);
-  KronDirectParams& p = group.params.emplace<KronDirectParams>();
-  const KronSize &first = problem.sizes[0], &second = problem.sizes[1], &last = problem.sizes[2];
-  p.rows = problem.rows;
-  p.groups = 1;
-  p.slices = static_cast<int>(ceil_div(first.out, kKronCubeRows));
-  p.by_columns = kron_divisor(last.in);
-  if (kKronCubeShared > device.shared_bytes || last.in % 4 != 0 || last.out % 2 != 0) return group;
-  static Kernel kernel{"kron_linear_cube_f64", "kron_cube_f64"};
-  group.kernel = &kernel;
-  group.slices = p.slices;
-  constexpr int kWarps = 12;
-  const std::int64_t blocks = std::min<std::int64_t>(p.rows, std::max(1, device.multiprocessors / p.slices));
-  group.shape = {static_cast<unsigned>(blocks * p.slices), 32 * kWarps, 1, 1, kKronCubeShared};
-  const std::int64_t columns = ceil_div(second.in * last.in, 16),
-                     matrices = std::min<std::int64_t>(first.out, kKronCubeRows) * ceil_div(second.out, 16);
-  const double sample =
-      kColumnsF64 * static_cast<double>(ceil_div(columns, kWarps)) + kMatrixF64 * static_cast<double>(ceil_div(matrices, kWarps));
-  finish(problem, device, kStartF64, static_cast<double>(ceil_div(p.rows, blocks)) * sample, &group);
-  return group;
-}
-
 }  // namespace
 
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
   KronGroup best(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
-  const bool doubles = problem.dtype == kFloat64 && best.count == 3;
-  if (device.tuned != 90 || (problem.dtype != kFloat32 && !doubles) || best.count > 3 || (best.count > 1) != (problem.inner == 1))
+  if (device.tuned != 90 || problem.dtype != kFloat32 || best.count > 2 || (best.count > 1) != (problem.inner == 1) ||
+      problem.inner > kWide)
     return best;
   if (problem.inner % 4 != 0 && problem.inner > 1) return best;
-  const int most = best.count == 3 ? kMostOfThree : kMost;
   for (std::size_t k = 0; k < sizes.size(); ++k) {
     // Rows of x come in pairs, and what is beside them in eights.
-    const int step = doubles ? 1 : k == 0 && best.count < 3 ? 2 : 8;
-    if (sizes[k].out > most || sizes[k].in > most || sizes[k].in % step != 0 || problem.inner > kWide) return best;
+    if (sizes[k].out > kMost || sizes[k].in > kMost || sizes[k].in % (k == 0 ? 2 : 8) != 0) return best;
   }
-  if (doubles) return evaluate_three_f64(problem, device);
   if (best.count > 1 && sizes.back().out % 4 != 0) return best;
-  if (best.count == 3) return evaluate_three(problem, device);
   for (const int slices : {1, 2, 4}) {
     for (const int groups : {1, 2, 3, 4, 6, 8, 12, 16}) {
       if (best.count == 1 && (slices > 1 || groups < 4)) continue;
