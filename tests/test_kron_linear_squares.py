@@ -108,7 +108,7 @@ def test_gradients_of_squares_of_any_magnitude(sizes):
         assert off.max() < 2e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SQUARES)
 def test_an_infinity_in_one_row_leaves_the_others_alone(sizes, dtype):
     x, dy, factors = arguments(64, sizes, dtype)

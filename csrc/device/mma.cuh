@@ -40,6 +40,20 @@ __device__ inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// To the nearest that TF32 holds, once the tensor cores have cut it off: half a unit in the last place is added. Their NaN, which
+// would overflow, is the larger one without.
+__device__ inline float near_tf32(float v) {
+  const int bits = __float_as_int(v);
+  return __int_as_float(max(static_cast<int>(bits + 0x1000u), bits));
+}
+
+// float32 as the sum of two TF32, the nearest and what is left. The largest numbers, which would overflow, are cut off, as is NaN.
+__device__ inline void split_tf32(unsigned v, unsigned& high, unsigned& low) {
+  const bool rounds = fabsf(__uint_as_float(v)) < __uint_as_float(0x7f7ff000u);
+  high = (rounds ? v + 0x1000u : v) & 0xffffe000u;
+  low = __float_as_uint(__uint_as_float(v) - __uint_as_float(high));
+}
+
 // c += a b, where a is 16 x 8 and b 8 x 8, in float64. One instruction at compute capability 9.0, with twice the rate of those for
 // 8 x 4 and 4 x 8.
 __device__ inline void mma(double (&c)[4], const double (&a)[4], double b0, double b1) {
@@ -94,7 +108,7 @@ __device__ void split(float a, float b, unsigned& high, unsigned& low) {
   }
 }
 
-// A barrier of some whole warps of the block.
+// A barrier of some whole warps of the block, of which some may go on at once.
 __device__ inline void sync_warps(int barrier, int warps) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory");
 }

@@ -158,6 +158,14 @@ __device__ Pack<T, kWidth> forgotten(const Pack<T, kWidth>& v, unsigned zero) {
   return out;
 }
 
+// Likewise: what depends on it is found in each round of a loop, rather than before and kept in registers.
+template <class T>
+__device__ T found_anew(T v) {
+  static_assert(sizeof(T) == 4);
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
 template <class To, class T, int kWidth>
 __device__ Pack<To, kWidth> convert(const Pack<T, kWidth>& in) {
   Pack<To, kWidth> out;

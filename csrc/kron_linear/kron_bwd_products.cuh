@@ -5,13 +5,6 @@
 
 namespace cuops {
 
-// float32 as the sum of two TF32, the nearest and what is left. The largest numbers, which would overflow, are cut off, as is NaN.
-__device__ inline void split_tf32(unsigned v, unsigned& high, unsigned& low) {
-  const bool rounds = fabsf(__uint_as_float(v)) < __uint_as_float(0x7f7ff000u);
-  high = (rounds ? v + 0x1000u : v) & 0xffffe000u;
-  low = __float_as_uint(__uint_as_float(v) - __uint_as_float(high));
-}
-
 // sum += a step's products: 32 x 32 sums, of 16 x 8 each. kPairs: float32 as pairs, or as TF32. As tensor cores cut sums off, they
 // form those of 8 products only.
 template <bool kPairs>

@@ -83,13 +83,6 @@ __device__ void find_exponents(int* maxima, int (&exponents)[kCount], const int 
   }
 }
 
-// To the nearest that TF32 holds, once the tensor cores have cut it off: half a unit in the last place is added. Their NaN, which
-// would overflow, is the larger one without.
-__device__ inline float near_tf32(float v) {
-  const int bits = __float_as_int(v);
-  return __int_as_float(max(static_cast<int>(bits + 0x1000u), bits));
-}
-
 // The most of an exponent that one power of two has; leaves the rest.
 __device__ inline float take_power_of_two(int& exponent) {
   const int most = max(-126, min(exponent, 126));

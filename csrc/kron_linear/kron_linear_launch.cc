@@ -66,10 +66,8 @@ KronSmallParams complete(const KronSmallParams& plan, const KronCall& call) {
 
 KronWideParams complete(const KronWideParams& plan, const KronCall& call) {
   KronWideParams p = complete<KronWideParams>(plan, call);
-  const KronFactor &first = p.factors[0], &last = p.factors[1];
-  const int size = std::max({first.in, first.out, last.in, last.out}) <= 64 ? 64 : kWideMost;
-  const DType dtype = call.problem.dtype;
-  p.matrices = matrices_map(p.x, dtype, dtype == kFloat32, p.rows, first.in, last.in, wide_rows(size, size_of(dtype)));
+  const int columns = p.columns > 0 ? p.columns : p.factors[1].in;
+  p.matrices = matrices_map(p.x, call.problem.dtype, p.as_tf32, p.rows, p.factors[0].in, columns, p.box_rows);
   return p;
 }
 

@@ -11,7 +11,7 @@
 #include "kron_linear.h"
 #include "kron_squares.h"
 #include "kron_wide_bwd.h"
-#include "kron_wide_bwd_f32.h"
+#include "kron_wide_f32.h"
 
 namespace cuops {
 namespace {
@@ -30,14 +30,15 @@ struct SquaresKernel {
   Kernel kernel;
   int box_rows = 0;
 
+  int tile_size() const { return size <= 64 ? 64 : 128; }  // where samples come by tensor maps
   int shared_bytes() const {
-    if (box_rows > 0) return dtype == kFloat32 ? kWideF32Bytes : kWideBwdBytes;
+    if (box_rows > 0) return dtype == kFloat32 ? wide_f32_bytes(tile_size()) : wide_bwd_bytes(tile_size());
     if (dtype == kFloat64) return double_matrix(size) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
     return 16 * (kUnitsBefore + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
   }
   unsigned threads() const {
-    if (box_rows > 0) return dtype == kFloat32 ? kWideF32Threads : kWideBwdThreads;
+    if (box_rows > 0) return dtype == kFloat32 ? kWideBwdF32Threads : kWideBwdThreads;
     return static_cast<unsigned>(teams * (dtype == kFloat64 ? 32 * 3 * double_warps(size) : 2 * size));
   }
   // How many blocks share samples, of which so many gradients are wanted.
@@ -69,14 +70,17 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, const Har
                                     {kBFloat16, 80, 3, 2, Finds::kAll, {op, "kron_squares_80_bf16"}},
                                     {kBFloat16, 96, 2, 2, Finds::kAll, {op, "kron_squares_96_bf16"}},
                                     {kBFloat16, 128, 1, 2, Finds::kAll, {op, "kron_squares_128_bf16"}}};
-  static SquaresKernel wide[] = {{kFloat32, 96, 1, 1, Finds::kOne, {op_f32, "kron_wide_f32_96"}, 16},
-                                 {kFloat32, 128, 1, 1, Finds::kOne, {op_f32, "kron_wide_f32_128"}, 16},
-                                 {kFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_f16"}, kWideBwdSize},
-                                 {kFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_f16"}, kWideBwdSize},
-                                 {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16"}, kWideBwdSize},
-                                 {kBFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_bf16"}, kWideBwdSize},
-                                 {kBFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_bf16"}, kWideBwdSize},
-                                 {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, kWideBwdSize}};
+  static SquaresKernel wide[] = {{kFloat32, 64, 1, 1, Finds::kAll, {op_f32, "kron_wide_bwd_64_f32"}, kWideF32Rows},
+                                 {kFloat32, 96, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_96_f32"}, kWideF32Rows},
+                                 {kFloat32, 128, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_128_f32"}, kWideF32Rows},
+                                 {kFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_f16"}, 64},
+                                 {kBFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_bf16"}, 64},
+                                 {kFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_f16"}, 128},
+                                 {kFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_f16"}, 128},
+                                 {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16"}, 128},
+                                 {kBFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_bf16"}, 128},
+                                 {kBFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_bf16"}, 128},
+                                 {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, 128}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
   if (hw.capability == 90 && hw.cuda >= 128)  // ptxas 12.1 lets no products of these go on side by side
     for (SquaresKernel& k : wide)

@@ -1,9 +1,10 @@
-// Gradients of two factors of up to 80, 96 or 128 and of their input, in 16 bits, on compute capability 9.0, from samples as
+// Gradients of two factors of up to 64, 80, 96 or 128 and of their input, in 16 bits, on compute capability 9.0, from samples as
 // matrices:
 //   dx = W1^T dy W2,   dW1 = sum of (dy W2) x^T,   dW2^T = sum of (x^T W1^T) dy.
 // 128 threads have 64 rows of one of these, and what a first product leaves in their registers is, without a move, the first
-// operand of the second. Of two blocks that have the same samples, one has dW1 and the other one dW2, and each has half of dx. One
-// thread of others asks for the copies of x and dy to shared memory.
+// operand of the second. Of up to 64, each of three times 128 threads finds one of them; else, of two blocks that have the same
+// samples, one has dW1 and the other one dW2, and each has half of dx. One thread of others asks for the copies of x and dy to
+// shared memory.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
@@ -16,17 +17,19 @@
 
 namespace cuops {
 
-constexpr int kTile = kWideBwdTile, kMatrix = kTile / 2, kColumns = 64;  // bytes of a tile, of its matrices; columns of these
+constexpr int kColumns = 64;  // of a matrix
+template <int kSize>
+constexpr int kMatrix = kSize * 128;  // bytes
 
 // Starts to copy a factor to a tile, with zeros around it.
-template <class T>
+template <class T, int kSize>
 __device__ void copy_to_tile(char* to, const void* from, int rows, int columns) {
   const T* const data = static_cast<const T*>(from);
   const auto each = [&](const auto& copy) {
 #pragma unroll
-    for (int i = threadIdx.x; i < kWideBwdSize * kWideBwdSize / 8; i += kWideBwdThreads) {
-      const int row = i / 16, piece = i % 16, valid = row < rows ? max(0, min(columns - piece * 8, 8)) : 0;
-      copy(to + piece / 8 * kMatrix + swizzled(row, piece % 8), data + (valid ? row * columns + piece * 8 : 0), valid);
+    for (int i = threadIdx.x; i < kSize * kSize / 8; i += kWideBwdThreads) {
+      const int row = i / (kSize / 8), piece = i % (kSize / 8), valid = row < rows ? max(0, min(columns - piece * 8, 8)) : 0;
+      copy(to + piece / 8 * kMatrix<kSize> + swizzled(row, piece % 8), data + (valid ? row * columns + piece * 8 : 0), valid);
     }
   };
   if (columns % 8 == 0) {
@@ -42,10 +45,11 @@ __device__ void copy_to_tile(char* to, const void* from, int rows, int columns) 
   }
 }
 
-// The samples that two blocks share, in the slots of shared memory in turn.
+// The samples of a block, or of two, in the slots of shared memory in turn.
+template <int kSlots>
 struct WideSamples {
   unsigned long long *full, *empty;
-  long long rows;
+  long long first, step, rows;
 
   // Calls visit(sample, slot, where it is to arrive) for each, once it is wanted in its slot, or is there.
   template <bool kIsThere, class Visit>
@@ -53,17 +57,17 @@ struct WideSamples {
     int slot = 0;
     unsigned parity = 0;
 #pragma unroll 1
-    for (long long sample = blockIdx.x / 2; sample < rows; sample += gridDim.x / 2) {
+    for (long long sample = first; sample < rows; sample += step) {
       wait_for_arrivals(kIsThere ? &full[slot] : &empty[slot], kIsThere ? parity : parity ^ 1);
       visit(sample, slot, kIsThere ? &empty[slot] : &full[slot]);
-      slot = (slot + 1) % kWideBwdSlots;
+      slot = (slot + 1) % kSlots;
       parity ^= slot == 0;
     }
   }
 };
 
 // Products of a warpgroup, of tiles of which kUsed rows and columns are not zero.
-template <class T, int kUsed>
+template <class T, int kSize, int kUsed>
 struct WideProducts {
   static constexpr int kTiles = kUsed / 8, kSteps = kUsed / 16;
   using Results = float[kTiles][4];
@@ -71,12 +75,12 @@ struct WideProducts {
   // A tile, or the half of it that begins with row or column `from`; across, where the sum is over its rows.
   template <bool kAcross>
   __device__ static unsigned operand(unsigned tile, int from = 0) {
-    return kAcross ? place_across(tile + from / kColumns * kMatrix, kMatrix) : (tile + from * 128) / 16;
+    return kAcross ? place_across(tile + from / kColumns * kMatrix<kSize>, kMatrix<kSize>) : (tile + from * 128) / 16;
   }
   // How far the 16 of step s are, in units of 16 bytes.
   template <bool kAcross>
   __device__ static constexpr int step(int s) {
-    return kAcross ? s * 16 * 8 : s / 4 * (kMatrix / 16) + s % 4 * 2;
+    return kAcross ? s * 16 * 8 : s / 4 * (kMatrix<kSize> / 16) + s % 4 * 2;
   }
 
   // t = a b.
@@ -107,25 +111,28 @@ struct WideProducts {
   }
 };
 
-template <class T, int kUsed>
+template <class T, int kSize, int kUsed>
 __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
-  using Products = WideProducts<T, kUsed>;
-  __shared__ unsigned long long full[kWideBwdSlots], empty[kWideBwdSlots];
+  using Products = WideProducts<T, kSize, kUsed>;
+  constexpr int kSlots = wide_bwd_slots(kSize), kBytes = wide_bwd_tile(kSize),
+                kShare = kSize / 64;  // blocks that have the same samples
+  constexpr bool kAlone = kShare == 1;
+  __shared__ unsigned long long full[kSlots], empty[kSlots];
   const KronSquaresParams& s = p.squares;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
-  const int part = blockIdx.x % 2, team = warp / 4;
+  const int part = blockIdx.x % kShare, team = warp / 4;
   char* const first = reinterpret_cast<char*>(squares_shared) + (-shared_address(squares_shared) & 1023);
-  char *const second = first + kTile, *const slots = second + kTile;
+  char *const second = first + kBytes, *const slots = second + kBytes;
   const unsigned tiles = __shfl_sync(~0u, shared_address(first), 0);  // which compilers would find again at each product
-  const WideSamples samples{full, empty, s.rows};
-  copy_to_tile<T>(first, s.first, s.out[0], s.in[0]);
-  copy_to_tile<T>(second, s.second, s.out[1], s.in[1]);
+  const WideSamples<kSlots> samples{full, empty, blockIdx.x / kShare, gridDim.x / kShare, s.rows};
+  copy_to_tile<T, kSize>(first, s.first, s.out[0], s.in[0]);
+  copy_to_tile<T, kSize>(second, s.second, s.out[1], s.in[1]);
   commit_copies();
   if (threadIdx.x == kWideBwdTeams * 128) {
     fetch_map(p.x);
     fetch_map(p.dy);
 #pragma unroll
-    for (int i = 0; i < kWideBwdSlots; ++i) {
+    for (int i = 0; i < kSlots; ++i) {
       init_arrivals(&full[i], 1);
       init_arrivals(&empty[i], kWideBwdTeams * 4);
     }
@@ -136,13 +143,13 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
   if (team == kWideBwdTeams) {
     keep_registers<kWideBwdCopyRegisters>();
     if (threadIdx.x == kWideBwdTeams * 128) {
-      samples.each<false>([&](long long sample, int slot, unsigned long long* there) {
-        char *const x = slots + slot * 2 * kTile, *const dy = x + kTile;
-        arrive_expecting(there, 2 * kTile);
+      samples.template each<false>([&](long long sample, int slot, unsigned long long* there) {
+        char *const x = slots + slot * 2 * kBytes, *const dy = x + kBytes;
+        arrive_expecting(there, 2 * kBytes);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          copy_box(x + i * kMatrix, p.x, i * kColumns, 0, static_cast<int>(sample), there);
-          copy_box(dy + i * kMatrix, p.dy, i * kColumns, 0, static_cast<int>(sample), there);
+        for (int i = 0; i < kSize / kColumns; ++i) {
+          copy_box(x + i * kMatrix<kSize>, p.x, i * kColumns, 0, static_cast<int>(sample), there);
+          copy_box(dy + i * kMatrix<kSize>, p.dy, i * kColumns, 0, static_cast<int>(sample), there);
         }
       });
     }
@@ -154,19 +161,22 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
   const auto done = [&](unsigned long long* empty) {
     if (lane == 0) arrive(empty);
   };
-  if (team < 2) {
-    if (part == 0) {
-      samples.each<true>([&](long long, int slot, unsigned long long* empty) {
-        const unsigned x = tiles + (2 + 2 * slot) * kTile, dy = x + kTile;
-        Products::template first<false, true>(t, Products::template operand<false>(dy, team * 64),
-                                              Products::template operand<true>(tiles + kTile));
+  // Where two blocks share samples, both gradients of factors are wanted.
+  const int finds = !kAlone ? (team < 2 ? 1 << part : kInputGradient) : 1 << team & s.wanted,
+            rows_from = kAlone ? 0 : team % 2 * 64;
+  if (finds & (kFirstGradient | kSecondGradient)) {
+    if (finds == kFirstGradient) {
+      samples.template each<true>([&](long long, int slot, unsigned long long* empty) {
+        const unsigned x = tiles + (2 + 2 * slot) * kBytes, dy = x + kBytes;
+        Products::template first<false, true>(t, Products::template operand<false>(dy, rows_from),
+                                              Products::template operand<true>(tiles + kBytes));
         Products::template second<false>(sum, t, Products::template operand<false>(x), true);
         done(empty);
       });
     } else {
-      samples.each<true>([&](long long, int slot, unsigned long long* empty) {
-        const unsigned x = tiles + (2 + 2 * slot) * kTile, dy = x + kTile;
-        Products::template first<true, false>(t, Products::template operand<true>(x, team * 64),
+      samples.template each<true>([&](long long, int slot, unsigned long long* empty) {
+        const unsigned x = tiles + (2 + 2 * slot) * kBytes, dy = x + kBytes;
+        Products::template first<true, false>(t, Products::template operand<true>(x, rows_from),
                                               Products::template operand<false>(tiles));
         Products::template second<true>(sum, t, Products::template operand<true>(dy), true);
         done(empty);
@@ -175,20 +185,22 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
     launch_dependents();
     // In the order that kron_squares_sum knows.
     constexpr int kWarps = kUsed / 16;
-    float4* const to = static_cast<float4*>(s.partial) + blockIdx.x * (kUsed * kUsed / 4LL) + warp * 32 + lane;
-    if (warp < kWarps) {
+    const int number = warp % (kAlone ? 4 : 8), of_factors = __popc(s.wanted & (kFirstGradient | kSecondGradient));
+    const long long matrix = kAlone ? 1LL * blockIdx.x * of_factors + (of_factors == 2 && finds == kSecondGradient) : blockIdx.x;
+    float4* const to = static_cast<float4*>(s.partial) + matrix * (kUsed * kUsed / 4LL) + number * 32 + lane;
+    if (number < kWarps) {
 #pragma unroll
       for (int i = 0; i < Products::kTiles; ++i) to[i * kWarps * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
     }
   } else {
     const int row = part * 64 + warp % 4 * 16;
-    samples.each<true>([&](long long sample, int slot, unsigned long long* empty) {
-      const unsigned dy = tiles + (3 + 2 * slot) * kTile;
-      if (s.wanted & kInputGradient) {
+    samples.template each<true>([&](long long sample, int slot, unsigned long long* empty) {
+      const unsigned dy = tiles + (3 + 2 * slot) * kBytes;
+      if (finds & s.wanted) {
         Products::template first<true, true>(t, Products::template operand<true>(tiles, part * 64),
                                              Products::template operand<true>(dy));
         done(empty);
-        Products::template second<true>(sum, t, Products::template operand<true>(tiles + kTile), false);
+        Products::template second<true>(sum, t, Products::template operand<true>(tiles + kBytes), false);
         T* const to = static_cast<T*>(s.dx) + (sample * s.in[0] + row) * s.in[1];
 #pragma unroll
         for (int i = 0; i < kUsed; i += 16)
@@ -203,20 +215,22 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE_BWD(used, name, T)                                                          \
+#define KRON_WIDE_BWD(size, used, name, T)                                                    \
   extern "C" __global__ void __launch_bounds__(cuops::kWideBwdThreads, 1)                     \
       kron_wide_bwd_##used##_##name(const __grid_constant__ cuops::KronWideSquaresParams p) { \
     cuops::wait_in_turn();                                                                    \
-    cuops::kron_wide_bwd<T, used>(p);                                                         \
+    cuops::kron_wide_bwd<T, size, used>(p);                                                   \
   }
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
-KRON_WIDE_BWD(80, f16, __half)
-KRON_WIDE_BWD(80, bf16, __nv_bfloat16)
-KRON_WIDE_BWD(96, f16, __half)
-KRON_WIDE_BWD(96, bf16, __nv_bfloat16)
-KRON_WIDE_BWD(128, f16, __half)
-KRON_WIDE_BWD(128, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(64, 64, f16, __half)
+KRON_WIDE_BWD(64, 64, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(128, 80, f16, __half)
+KRON_WIDE_BWD(128, 80, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(128, 96, f16, __half)
+KRON_WIDE_BWD(128, 96, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(128, 128, f16, __half)
+KRON_WIDE_BWD(128, 128, bf16, __nv_bfloat16)
 #else
 extern "C" __global__ void kron_wide_bwd_nowhere() {}
 #endif

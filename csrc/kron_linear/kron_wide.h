@@ -1,4 +1,4 @@
-// What the host tells the kernels of kron_linear_wide.cu.
+// What the host tells the kernels of kron_linear_wide.cu and kron_linear_wide_f32.cu.
 #pragma once
 
 #include "kron_linear.h"
@@ -33,6 +33,10 @@ struct KronWideParams {
   const void* bias;
   long long rows, bias_lead;
   KronFactor factors[2];
+  int columns;   // beyond the only factor, or 0: a sample is all that has the same of them, 64 at a time
+  int box_rows;  // of x, that one copy takes
+  int slices;    // blocks that share a sample, each with 64 rows of its results
+  bool as_tf32;
 };
 static_assert(sizeof(KronWideParams) == 384, "host and device must agree on the layout");
 

@@ -3,10 +3,11 @@
 
 namespace cuops {
 
-// A tile is a matrix of up to 128 rows and columns in 16 bits, with zeros around it, as two of 64 columns. Shared memory has those
-// of both factors, and slots for x and dy of a sample.
-constexpr int kWideBwdSize = 128, kWideBwdTile = kWideBwdSize * kWideBwdSize * 2, kWideBwdSlots = 2;
-constexpr int kWideBwdBytes = 1024 + (2 + 2 * kWideBwdSlots) * kWideBwdTile;
+// For factors of up to `size`, 64 or 128: a tile is a matrix of so many rows and columns in 16 bits, with zeros around it, each of
+// some of 64 columns. Shared memory has those of both factors, and slots for x and dy of a sample.
+constexpr int wide_bwd_tile(int size) { return size * size * 2; }
+constexpr int wide_bwd_slots(int size) { return size == 64 ? 6 : 2; }
+constexpr int wide_bwd_bytes(int size) { return 1024 + (2 + 2 * wide_bwd_slots(size)) * wide_bwd_tile(size); }
 // Of 128 threads each: those that multiply. As many more are for the one that asks for copies, and leave registers to them.
 constexpr int kWideBwdTeams = 3, kWideBwdThreads = 128 * (kWideBwdTeams + 1);
 constexpr int kWideBwdCopyRegisters = 24, kWideBwdRegisters = 160;

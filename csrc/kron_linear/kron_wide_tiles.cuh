@@ -1,32 +1,35 @@
-// Tiles of kron_linear_wide_bwd_f32.cu: a number of float32 is the sum of two float16, after a power of two for each 16 rows and 32
-// columns of a sample, or for a whole factor.
+// Tiles of kron_linear_wide_f32.cu and kron_linear_wide_bwd_f32.cu: a number of float32 is the sum of two float16, after a power of
+// two for each 16 rows and 32 columns of a sample, or for a whole factor.
 #pragma once
 
 #include "device/tensor_copy.cuh"
 #include "device/wgmma.cuh"
-#include "kron_shared.cuh"
-#include "kron_wide_bwd_f32.h"
+#include "kron_pieces.cuh"
+#include "kron_wide_f32.h"
 
 namespace cuops {
 
-constexpr int kTile = kWideF32Tile, kMatrix = kWideF32Matrix, kLow = 2 * kMatrix;  // bytes; where the second float16 are in a tile
+// Bytes of a tile of kSize rows and columns, of a matrix of 64 of its columns, and where the second float16 are.
+template <int kSize>
+struct WideTile {
+  static constexpr int kMatrix = kSize * 128, kLow = kSize / 64 * kMatrix, kBytes = wide_f32_tile(kSize);
+  // Powers of two that its numbers were divided by: of each 16 rows and 32 columns.
+  using Exponents = int[kSize / 16][kSize / 32];
 
-// Powers of two that numbers of a tile were divided by: of each 16 rows and 32 columns.
-using Exponents = int[kWideF32Size / 16][kWideF32Size / 32];
+  // Where 8 columns of a row are.
+  __device__ static int place_of(int row, int column) { return column / 64 * kMatrix + swizzled(row, column % 64 / 8); }
 
-// Where 8 columns of a row of a tile are.
-__device__ inline int place_of(int row, int column) { return column / 64 * kMatrix + swizzled(row, column % 64 / 8); }
-
-// 8 neighbours of a row become two float16 each.
-__device__ inline void store_halves(char* to, const float (&v)[8], float scale) {
-  uint4 high, low;
-  split<__half>(v[0] * scale, v[1] * scale, high.x, low.x);
-  split<__half>(v[2] * scale, v[3] * scale, high.y, low.y);
-  split<__half>(v[4] * scale, v[5] * scale, high.z, low.z);
-  split<__half>(v[6] * scale, v[7] * scale, high.w, low.w);
-  *reinterpret_cast<uint4*>(to) = high;
-  *reinterpret_cast<uint4*>(to + kLow) = low;
-}
+  // 8 neighbours of a row become two float16 each.
+  __device__ static void store(char* to, const float (&v)[8], float scale) {
+    uint4 high, low;
+    split<__half>(v[0] * scale, v[1] * scale, high.x, low.x);
+    split<__half>(v[2] * scale, v[3] * scale, high.y, low.y);
+    split<__half>(v[4] * scale, v[5] * scale, high.z, low.z);
+    split<__half>(v[6] * scale, v[7] * scale, high.w, low.w);
+    *reinterpret_cast<uint4*>(to) = high;
+    *reinterpret_cast<uint4*>(to + kLow) = low;
+  }
+};
 
 __device__ inline float largest_of(const float (&v)[8]) {
   float most = 0;
@@ -38,135 +41,142 @@ __device__ inline float largest_of(const float (&v)[8]) {
 // NaN counts as none here, and stays NaN.
 __device__ inline int exponent_of_warp(float most) { return exponent_of(__reduce_max_sync(~0u, __float_as_int(most))); }
 
-// A factor, from device memory to a tile, where it is float32 at first, in rows of 128.
+// A factor, of which 256 threads make a tile.
+template <int kSize>
 struct WideFactor {
-  static constexpr int kRow = kWideF32Size, kEach = (kRow * kRow / 8 + kWideF32Threads - 1) / kWideF32Threads;
+  using Tile = WideTile<kSize>;
+  static constexpr int kWarps = 8;
+  using Pieces = FactorPieces<float, kSize, kWarps * 32>;
 
-  __device__ __forceinline__ static void copy(char* tile, const void* from, int rows, int columns) {
-    const float *const data = static_cast<const float*>(from), zero = 0;
-    float* const to = reinterpret_cast<float*>(tile);
-    if (columns % 4 == 0) {
-#pragma unroll 4
-      for (int i = threadIdx.x * 4; i < kRow * kRow; i += kWideF32Threads * 4) {
-        const int row = i / kRow, column = i % kRow;
-        const bool valid = row < rows && column < columns;
-        copy_or_zero(reinterpret_cast<char*>(to + i), data + (valid ? row * columns + column : 0), valid);
-      }
-    } else {
-#pragma unroll 8
-      for (int i = threadIdx.x; i < kRow * kRow; i += kWideF32Threads) {
-        const int row = i / kRow, column = i % kRow;
-        to[i] = row < rows && column < columns ? data[row * columns + column] : zero;
-      }
-    }
-  }
-
-  __device__ static int element(int i) { return (threadIdx.x + i * kWideF32Threads) * 8; }
-
-  // Of what copy() brought there, divided by the power of two of the largest, whose exponent is left where it is asked for.
-  __device__ __forceinline__ static void make(char* tile, int (&largest)[kWideF32Threads / 32], int* exponent_at) {
-    float v[kEach][8], most = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const bool exists = element(i) < kRow * kRow;
-#pragma unroll
-      for (int e = 0; e < 8; e += 4)
-        *reinterpret_cast<float4*>(&v[i][e]) = exists ? *reinterpret_cast<const float4*>(tile + (element(i) + e) * 4) : float4{};
-      most = fmaxf(most, largest_of(v[i]));
-    }
-    const int exponent_here = exponent_of_warp(most);
-    if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = exponent_here;
-    __syncthreads();
+  // Of numbers divided by the power of two of the largest, whose exponent is left where it is asked for. `near`: of each 16 rows,
+  // neighbours are where a thread has four neighbours of what products with them give.
+  __device__ __forceinline__ static void make(char* tile, const Pieces& pieces, bool near, int (&largest)[kWarps], int* exponent_at,
+                                              int barrier) {
+    const int exponent_here = exponent_of(pieces.magnitude());
+    if (pieces.thread % 32 == 0) largest[pieces.thread / 32] = exponent_here;
+    sync_warps(barrier, kWarps);
     int exponent = -127;
 #pragma unroll
     for (const int of_warp : largest) exponent = max(exponent, of_warp);
+    if (pieces.thread == 0) *exponent_at = exponent;
+    const float scale = power_of_two(14 - exponent);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      if (element(i) < kRow * kRow)
-        store_halves(tile + place_of(element(i) / kRow, element(i) % kRow), v[i], power_of_two(14 - exponent));
-    if (threadIdx.x == 0) *exponent_at = exponent;
+    for (int i = 0; i < Pieces::kCount; ++i) {
+      const int r = pieces.row(i), to = near ? r / 16 * 16 + r % 4 / 2 * 8 + r % 16 / 4 * 2 + r % 2 : r;
+      Tile::store(tile + Tile::place_of(to, pieces.column(i)), pieces.piece(i).at, scale);
+    }
+    show_to_products();
   }
 };
 
-// What the warps of a block tell each other, in shared memory: of samples' tiles, of which a block has one or two.
+// What the warps of a block tell each other, in shared memory, where tiles of samples are in kSlots places in turn.
+template <int kSize, int kPlaces>
 struct WideShared {
-  Exponents exponents[2];
-  unsigned long long full[2], empty[2], pieces[kWideF32Warps][kWideF32Pieces];
-  int largest[2][kWideF32Threads / 32], factors[2];  // exponents, of warps and of all
+  static constexpr int kSlots = kPlaces, kWarps = wide_f32_warps(kSize), kPieces = wide_f32_pieces(kSize);
+  typename WideTile<kSize>::Exponents exponents[kSlots];
+  unsigned long long full[kSlots], empty[kSlots], pieces[kWarps][kPieces];
+  int largest[2][WideFactor<kSize>::kWarps], factors[2];  // exponents of factors: of warps, and of all
 };
 
-// The samples of a block.
+// What a block makes tiles of: samples, or `across` times 64 columns of each. Memory has no room for more than an int counts.
 struct WideTurns {
-  long long first, step, rows;
+  int first, step, count, across;
 };
 
-// A warp's part in making tiles of all samples: every second 16 rows of 32 columns.
-template <int kUsed>
-struct WideMaker {
+// A warp's part in making tiles of all samples: every second 16 rows of 32 columns. A sample has `count` tiles, of matrices that
+// the two maps have.
+template <int kSize, int kUsed>
+class WideMaker {
+ public:
   static constexpr int kEach = kUsed / 32, kWarps = kEach * 2;  // pieces of a tile; warps that have any
+  static_assert(kWarps <= wide_f32_warps(kSize));
 
-  const TensorMap &first, &second;
-  const int count;  // of tiles
-  const WideTurns turns;
-  char* const pieces;
-  unsigned long long (&arrivals)[kWideF32Pieces];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWideF32Warps, group = warp / kEach, quarter = warp % kEach;
-  // The piece that is asked for next.
-  long long next = turns.first;
-  int next_tile = 0, next_piece = 0;
+  __device__ WideMaker(const TensorMap& first, const TensorMap& second, int count, const WideTurns& turns, char* pieces,
+                       unsigned long long (&arrivals)[wide_f32_pieces(kSize)])
+      : first_(first), second_(second), count_(count), turns_(turns), pieces_(pieces), arrivals_(arrivals), next_(turns.first) {}
 
-  __device__ void ask(int slot) {
-    if (next >= turns.rows) return;
-    if (lane == 0) {
-      arrive_expecting(&arrivals[slot], kWideF32Piece);
-      copy_box(pieces + slot * kWideF32Piece, next_tile == 0 ? first : second, quarter * 32,
-               (next_piece * 2 + group) * kWideF32Rows, static_cast<int>(next), &arrivals[slot]);
+  // Asks for the pieces that shared memory has room for.
+  __device__ void start() {
+    if (lane_ == 0) {
+#pragma unroll 1
+      for (int i = 0; i < kPieces; ++i) init_arrivals(&arrivals_[i], 1);
+      show_to_products();
     }
-    if (++next_piece == kEach) {
-      next_piece = 0;
-      if (++next_tile == count) {
-        next_tile = 0;
-        next += turns.step;
-      }
-    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < kPieces; ++i) ask(i);
   }
 
-  // All of them; those that shared memory has room for have been asked for.
-  __device__ void make(char* tiles, WideShared& shared) {
-    const int from = swizzled(lane % 8, lane / 8 * 2), to = place_of(lane % 8, quarter * 32 + lane / 8 * 8);
-    int slot = 0;
+  // Makes all tiles, in the first `slots` of the places that `tiles` has.
+  template <class Shared>
+  __device__ void make(char* tiles, Shared& shared, int slots) {
+    const int from = swizzled(lane_ % 8, lane_ / 8 * 2), to = Tile::place_of(lane_ % 8, quarter_ * 32 + lane_ / 8 * 8);
+    int place = 0, slot = 0;
     unsigned arrived = 0, left = 1;
 #pragma unroll 1
-    for (long long sample = turns.first; sample < turns.rows; sample += turns.step, left ^= 1) {
+    for (int turn = turns_.first; turn < turns_.count; turn += turns_.step) {
 #pragma unroll 1
-      for (int t = 0; t < count; ++t) {
+      for (int t = 0; t < count_; ++t) {
 #pragma unroll 1
         for (int i = 0; i < kEach; ++i) {
-          wait_for_arrivals(&arrivals[slot], arrived);
+          wait_for_arrivals(&arrivals_[place], arrived);
           // A lane has 8 columns of two rows, 8 apart.
           float v[2][8];
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            const char* const piece = pieces + slot * kWideF32Piece + j * 1024;
+            const char* const piece = pieces_ + place * kWideF32Piece + j * 1024;
             *reinterpret_cast<float4*>(&v[j][0]) = *reinterpret_cast<const float4*>(piece + from);
             *reinterpret_cast<float4*>(&v[j][4]) = *reinterpret_cast<const float4*>(piece + (from ^ 16));
           }
-          const int exponent = exponent_of_warp(fmaxf(largest_of(v[0]), largest_of(v[1]))), part = i * 2 + group;
-          ask(slot);
-          slot = (slot + 1) % kWideF32Pieces;
-          arrived ^= slot == 0;
-          if (i == 0) wait_for_arrivals(&shared.empty[t], left);
+          const int exponent = exponent_of_warp(fmaxf(largest_of(v[0]), largest_of(v[1]))), part = i * 2 + group_;
+          ask(place);
+          place = (place + 1) % kPieces;
+          arrived ^= place == 0;
+          if (i == 0) wait_for_arrivals(&shared.empty[slot], left);
 #pragma unroll
           for (int j = 0; j < 2; ++j)
-            store_halves(tiles + t * kTile + (part * kWideF32Rows + j * 8) * 128 + to, v[j], power_of_two(14 - exponent));
-          if (lane == 0) shared.exponents[t][part][quarter] = exponent;
+            Tile::store(tiles + slot * Tile::kBytes + (part * kWideF32Rows + j * 8) * 128 + to, v[j], power_of_two(14 - exponent));
+          if (lane_ == 0) shared.exponents[slot][part][quarter_] = exponent;
         }
         show_to_products();
         __syncwarp();
-        if (lane == 0) arrive(&shared.full[t]);
+        if (lane_ == 0) arrive(&shared.full[slot]);
+        if (++slot == slots) {
+          slot = 0;
+          left ^= 1;
+        }
       }
     }
   }
+
+ private:
+  using Tile = WideTile<kSize>;
+  static constexpr int kPieces = wide_f32_pieces(kSize);
+
+  __device__ void ask(int place) {
+    if (next_ < turns_.count && lane_ == 0) {
+      arrive_expecting(&arrivals_[place], kWideF32Piece);
+      const int sample = turns_.across == 1 ? next_ : next_ / turns_.across, column = (next_ - sample * turns_.across) * kSize;
+      copy_box(pieces_ + place * kWideF32Piece, next_tile_ == 0 ? first_ : second_, column + quarter_ * 32,
+               (next_piece_ * 2 + group_) * kWideF32Rows, sample, &arrivals_[place]);
+    }
+    if (++next_piece_ < kEach) return;
+    next_piece_ = 0;
+    if (++next_tile_ < count_) return;
+    next_tile_ = 0;
+    next_ += turns_.step;
+  }
+
+  const TensorMap &first_, &second_;
+  const int count_;
+  const WideTurns turns_;
+  char* const pieces_;
+  unsigned long long (&arrivals_)[kPieces];
+  const int lane_ = threadIdx.x % 32, warp_ = threadIdx.x / 32 % wide_f32_warps(kSize), group_ = warp_ / kEach,
+            quarter_ = warp_ % kEach;
+  // The piece that is asked for next.
+  int next_;
+  int next_tile_ = 0, next_piece_ = 0;
 };
 
 }  // namespace cuops

@@ -1,38 +1,46 @@
-// The plan of the kernels of kron_linear_wide.cu.
+// The plan of the kernels of kron_linear_wide.cu and kron_linear_wide_f32.cu.
 #include <algorithm>
 #include <cmath>
 
+#include "kron_linear/kron_wide_f32.h"
 #include "kron_plan.h"
 
 namespace cuops {
 namespace {
 
-// Microseconds of a multiprocessor, in 16 bits and as TF32: in all, and for the products of a sample.
+// Microseconds of a multiprocessor: before the first results, and for the products of a sample.
 struct Times {
   double start, products;
 };
-constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{11.5, 2.05}, {13, 3.1}}, k96 = {11, 1.25};
+// By the size of tiles; in 16 bits and as TF32; in float32.
+constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{10.3, 2.05}, {13, 3.1}}, k96 = {9.8, 1.25};
+constexpr Times kF32[] = {{7.7, 0.9}, {10.5, 3.6}, {12, 5.8}}, kColumnsF32 = {7.7, 0.6};
+constexpr double kSlice = 3.5;   // that the products of a sample take less where two blocks share it
 constexpr double kBytes = 35e3;  // of device memory
 constexpr double kHidden = 0.2;  // of the shorter of memory and arithmetic
 
-}  // namespace
+// `blocks` have so many samples, or parts of such, each.
+KronGroup finish(KronGroup group, const KronProblem& problem, const Times& time, std::int64_t samples, std::int64_t blocks) {
+  double in = static_cast<double>(problem.inner), out = in;
+  for (const KronSize& size : problem.sizes) {
+    in *= static_cast<double>(size.in);
+    out *= static_cast<double>(size.out);
+  }
+  const double rows = static_cast<double>(problem.rows), bytes = size_of(problem.dtype) * (in + out);
+  group.bytes = rows * bytes;
+  group.operations = rows * operations_of(problem.sizes.rbegin(), problem.sizes.rend(), in);
+  const double memory = group.bytes / static_cast<double>(samples) / kBytes;
+  const double round = std::max(time.products, memory) + kHidden * std::min(time.products, memory);
+  group.nanoseconds = 1e3 * (time.start + round * static_cast<double>(ceil_div(samples, blocks)));
+  group.fused = true;
+  return group;
+}
 
-KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
+// In 16 bits, or as TF32.
+KronGroup plan_short(const KronProblem& problem, std::int64_t most, std::int64_t blocks, const KronDevice& device) {
   KronGroup group(problem);
-  const std::vector<KronSize>& sizes = problem.sizes;
-  const int element_size = size_of(problem.dtype), vector = 16 / element_size;
-  if (device.capability != 90 || device.cuda < 120 || problem.inner != 1 || !problem.mapped || group.count != 2 ||
-      problem.rows > INT32_MAX)
-    return group;
-  if (element_size != 2 && !problem.tf32) return group;
-  const KronSize first = sizes[0], last = sizes[1];
-  const std::int64_t most = std::max({first.in, first.out, last.in, last.out});
-  const int size = most <= 64 ? 64 : 128;
-  // Of up to 32, zeros would be most of the work. Rows of y are whole vectors where they follow one another, or others are taken.
-  if (most <= 32 || most > kWideMost || last.in % vector != 0 || last.out % 2 != 0 ||
-      (problem.rows > 1 && first.out * last.out % vector != 0) || wide_bytes(size, element_size) > device.shared_bytes)
-    return group;
-  const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
+  const int element_size = size_of(problem.dtype), size = most <= 64 ? 64 : kWideMost;
+  if (wide_bytes(size, element_size) > device.shared_bytes) return group;
   const bool is_96 = size > 64 && most <= 96 && element_size == 2;
   static Kernel kernels[][3] = {{{"kron_linear_wide", "kron_wide_64_tf32"},
                                  {"kron_linear_wide", "kron_wide_64_f16"},
@@ -43,18 +51,77 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   static Kernel kernels_96[] = {{"kron_linear_wide", "kron_wide_96_f16"}, {"kron_linear_wide", "kron_wide_96_bf16"}};
   const int type = element_size == 4 ? 0 : problem.dtype == kFloat16 ? 1 : 2;
   group.kernel = is_96 ? &kernels_96[type - 1] : &kernels[size / 128][type];
-  group.params.emplace<KronWideParams>().rows = problem.rows;
+  KronWideParams& p = group.params.emplace<KronWideParams>();
+  p.rows = problem.rows;
+  p.box_rows = wide_rows(size, element_size);
+  p.as_tf32 = problem.tf32;
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
                  static_cast<unsigned>(wide_bytes(size, element_size))};
-  const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
-  group.bytes = static_cast<double>(element_size * problem.rows) * (in + out);
-  group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
-  const Times& time = is_96 ? k96 : (size == 64 ? k64 : k128)[element_size / 4];
-  const double memory = element_size * (in + out) / kBytes;
-  const double round = std::max(time.products, memory) + kHidden * std::min(time.products, memory);
-  group.nanoseconds = 1e3 * (time.start + round * static_cast<double>(ceil_div(problem.rows, blocks)));
-  group.fused = true;
-  return group;
+  return finish(group, problem, is_96 ? k96 : (size == 64 ? k64 : k128)[element_size / 4], problem.rows, blocks);
+}
+
+KronGroup plan_f32(const KronProblem& problem, std::int64_t most, std::int64_t blocks, const KronDevice& device) {
+  KronGroup group(problem);
+  const int size = most <= 64 ? 64 : 128;
+  if (wide_f32_bytes(size) > device.shared_bytes) return group;
+  static Kernel kernels[] = {{"kron_linear_wide_f32", "kron_wide_64_f32"},
+                             {"kron_linear_wide_f32", "kron_wide_96_f32"},
+                             {"kron_linear_wide_f32", "kron_wide_128_f32"}};
+  const int kind = most <= 64 ? 0 : most <= 96 ? 1 : 2;
+  group.kernel = &kernels[kind];
+  group.slices = size == 128 && problem.sizes[0].out > 64 && 2 * problem.rows <= device.multiprocessors ? 2 : 1;
+  KronWideParams& p = group.params.emplace<KronWideParams>();
+  p.rows = problem.rows;
+  p.box_rows = kWideF32Rows;
+  p.slices = group.slices;
+  group.shape = {static_cast<unsigned>(blocks * group.slices), static_cast<unsigned>(wide_f32_threads(size)), 1, 1,
+                 static_cast<unsigned>(wide_f32_bytes(size))};
+  Times time = kF32[kind];
+  if (group.slices > 1) time.products -= kSlice;
+  return finish(group, problem, time, problem.rows, blocks);
+}
+
+// One factor, with columns beyond it.
+KronGroup plan_columns(const KronProblem& problem, const KronDevice& device) {
+  constexpr int kSize = 64;
+  KronGroup group(problem);
+  const KronSize size = problem.sizes[0];
+  const std::int64_t most = std::max(size.in, size.out), parts = problem.rows * ceil_div(problem.inner, kSize);
+  if (most <= 32 || most > kSize || problem.inner % 4 != 0 || problem.inner > INT32_MAX || parts > INT32_MAX ||
+      wide_f32_bytes(kSize) > device.shared_bytes)
+    return group;
+  static Kernel kernel{"kron_linear_wide_f32", "kron_wide_columns_64_f32"};
+  group.kernel = &kernel;
+  group.columns = kSize;
+  KronWideParams& p = group.params.emplace<KronWideParams>();
+  p.rows = problem.rows;
+  p.columns = static_cast<int>(problem.inner);
+  p.box_rows = kWideF32Rows;
+  p.slices = 1;
+  const std::int64_t blocks = std::min<std::int64_t>(parts, device.multiprocessors);
+  group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_f32_threads(kSize)), 1, 1,
+                 static_cast<unsigned>(wide_f32_bytes(kSize))};
+  return finish(group, problem, kColumnsF32, parts, blocks);
+}
+
+}  // namespace
+
+KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
+  const KronGroup none(problem);
+  if (device.capability != 90 || device.cuda < 120 || problem.dtype == kFloat64 || !problem.mapped || problem.rows > INT32_MAX)
+    return none;
+  if (none.count == 1 && problem.inner > 1 && problem.dtype == kFloat32) return plan_columns(problem, device);
+  if (none.count != 2 || problem.inner != 1) return none;
+  const bool is_f32 = problem.dtype == kFloat32 && !problem.tf32;
+  const KronSize first = problem.sizes[0], last = problem.sizes[1];
+  const std::int64_t most = std::max({first.in, first.out, last.in, last.out}), vector = 16 / size_of(problem.dtype);
+  // Of up to 32, zeros would be most of the work. Rows of y are whole vectors where they follow one another, or others are taken;
+  // in float32, those of a sample, too.
+  if (most <= 32 || most > kWideMost || last.in % vector != 0 || last.out % (is_f32 ? vector : 2) != 0 ||
+      (problem.rows > 1 && first.out * last.out % vector != 0))
+    return none;
+  const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
+  return is_f32 ? plan_f32(problem, most, blocks, device) : plan_short(problem, most, blocks, device);
 }
 
 }  // namespace cuops

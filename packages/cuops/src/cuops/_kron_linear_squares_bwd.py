@@ -19,7 +19,7 @@ SQUARES = {
     4: {16: 6900, 32: 10900, 64: 13500, 96: 25400, 128: 21400},
     8: {16: 3700, 24: 4200, 32: 5400, 48: 8800, 64: 14700},
 }
-WIDE = {2: {80: 5600, 96: 6700, 128: 8200}, 4: {96: 14000, 128: 16500}}
+WIDE = {2: {64: 5000, 80: 5600, 96: 6700, 128: 8200}, 4: {64: 9000, 96: 14000, 128: 16500}}
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
