@@ -1,11 +1,8 @@
 // Reductions over the threads that share a row: blockDim.x threads of each block of a cluster; blockDim.y rows a block.
 #pragma once
 
-#include "arrivals.cuh"
+#include "cluster.cuh"
 #include "numeric.cuh"
-
-// Blocks of a cluster share a row where both the GPU and the toolchain know how (PTX 8.0, which CUDA 11.8 does not speak).
-#define CUOPS_CLUSTERS (__CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 12)
 
 namespace cuops {
 
@@ -48,43 +45,6 @@ __device__ int add_up_by_halves(float (&v)[kValues]) {
   v[0] = reduce_lanes(v[0], 32 / kValues, Sum());
   return which;
 }
-
-#if CUOPS_CLUSTERS
-// Stores a value where block `rank` of the cluster has what is here at this address. It is counted as arrived there.
-template <class Acc>
-__device__ void send_to_block(Acc* to, Acc v, unsigned long long* arrived, unsigned rank) {
-  unsigned there, barrier;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(arrived)), "r"(rank));
-  if constexpr (sizeof(Acc) == 8) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(there),
-                 "l"(__double_as_longlong(v)), "r"(barrier)
-                 : "memory");
-  } else if constexpr (sizeof(Acc) == 16) {
-    const auto& bits = reinterpret_cast<const unsigned (&)[4]>(v);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
-                 "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3]), "r"(barrier)
-                 : "memory");
-  } else {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(__float_as_uint(v)),
-                 "r"(barrier)
-                 : "memory");
-  }
-}
-
-__device__ inline void wait_for_sent(unsigned long long* arrived, unsigned parity) {
-  unsigned done = 0;
-  while (!done) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(done)
-        : "r"(shared_address(arrived)), "r"(parity)
-        : "memory");
-  }
-}
-#endif
 
 // The team of threads that shares a row. blockDim.x is a power of two up to 32, or a multiple of 32 and then blockDim.y is 1.
 // Blocks of a cluster (compute capability 9.0) exchange their results by asynchronous stores, which signal their arrival on

@@ -54,34 +54,12 @@ struct SumsTarget {
   }
 };
 
-// Of the cluster in the grid, and its blocks: without clusters, those of the block.
-__device__ inline unsigned cluster_index() {
-  unsigned index = blockIdx.x;
-#if CUOPS_CLUSTERS
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
-#endif
-  return index;
-}
-__device__ inline unsigned cluster_blocks() {
-  unsigned blocks = 1;
-#if CUOPS_CLUSTERS
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-#endif
-  return blocks;
-}
-__device__ inline void cluster_barrier() {
-#if CUOPS_CLUSTERS
-  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
 // What is at this address in the shared memory of another block of the cluster.
 template <class Acc>
 __device__ Acc load_remote(const Acc* shared, unsigned block) {
   Acc v = 0;
 #if CUOPS_CLUSTERS
-  unsigned there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(shared)), "r"(block));
+  const unsigned there = address_in(block, shared);
   if constexpr (sizeof(Acc) == 8) {
     asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(there));
   } else {

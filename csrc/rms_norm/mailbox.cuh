@@ -103,9 +103,7 @@ class Mailbox {
     Acc* const to = memory_.sums[slot][(threadIdx.y + rank) * warps() + warp];
 #if CUOPS_CLUSTERS
     if (blocks > 1) {
-      unsigned there, barrier;
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(lane));
-      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(arrived)), "r"(lane));
+      const unsigned there = address_in(lane, to), barrier = address_in(lane, arrived);
       if constexpr (sizeof(Acc) == 8) {
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, [%3];" ::"r"(there),
                      "l"(__double_as_longlong(v[0])), "l"(__double_as_longlong(v[1])), "r"(barrier)
