@@ -98,6 +98,24 @@ def test_small_factors_with_columns_beyond_them(sizes, rows, inner):
 
 
 @gpu
+@pytest.mark.parametrize("rows", [133, 300])
+@pytest.mark.parametrize(
+    "sizes", [[8] * 5, [2, 4, 8, 8, 4, 2, 8], [2] * 15, [16] * 4, [4] * 8, [2, 8, 16, 4, 4, 16], [2] * 16]
+)
+def test_large_samples_of_small_factors_in_one_launch(sizes, rows):
+    columns, gap = math.prod(sizes), 8
+    factors = [w.mT for w in factors_of([(n, n) for n in sizes])]
+    bias = random((columns + 1,), seed=8)[1:]
+    views = random((rows, columns + 16))
+    for x, given in ((views[:, :columns].contiguous(), None), (views[:, 4 : 4 + columns], bias)):
+        want = chain_of_matmuls(x.double(), [w.double() for w in factors], None if given is None else given.double())
+        y = torch.full((rows, columns + gap), math.nan, device="cuda")
+        _backend.library().kron_linear_fwd(y[:, :-gap], x, factors, 1, given, False)
+        assert distance(y[:, :-gap], want) < 1e-6
+        assert y[:, -gap:].isnan().all()
+
+
+@gpu
 @pytest.mark.parametrize("inner", [36, 64, 1000])
 @pytest.mark.parametrize("rows", [1, 40, 700])
 @pytest.mark.parametrize("size", [(64, 64), (36, 60), (64, 33), (7, 40)])
@@ -225,6 +243,7 @@ def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
         (140, [(32, 32)] * 3),
         (140, [(64, 64)] * 3),
         (5000, [(16, 16)] * 2),
+        (300, [(8, 8)] * 5),
         (300, [(16, 16)] * 4),
     ],
 )
@@ -238,14 +257,15 @@ def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(rows, sizes):
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
     [([size] * 2, torch.float32) for size in (32, 64, 96, 128)]
-    + [([32] * 3, torch.float32), ([32] * 2, torch.bfloat16), ([128] * 2, torch.bfloat16)],
+    + [([32] * 3, torch.float32), ([16] * 4, torch.float32), ([32] * 2, torch.bfloat16), ([128] * 2, torch.bfloat16)],
 )
 def test_rows_and_factors_of_any_magnitude(sizes, dtype):
     magnitudes = torch.logspace(-25, 25, 301, dtype=torch.float64, device="cuda")
     x = (random((301, math.prod(sizes)), torch.float64) * magnitudes[:, None]).to(dtype)
+    scales = [1e-8, *[1] * (len(sizes) - 2), 1e8]
     factors = [
         random((size, size), torch.float64, seed).mul(scale).to(dtype)
-        for seed, (size, scale) in enumerate(zip(sizes, (1e-8, 1e8, 1e5), strict=False))
+        for seed, (size, scale) in enumerate(zip(sizes, scales, strict=True))
     ]
     wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) < 4 * torch.finfo(dtype).eps
@@ -374,6 +394,7 @@ def test_one_kernel_reads_views_of_factors_and_of_rows(sizes, dtype, allow_tf32,
     [([size] * 2, torch.float64) for size in (32, 64)]
     + [([size] * 2, torch.float32) for size in (32, 64, 96, 128)]
     + [([32] * 3, dtype) for dtype in (torch.float64, torch.float32)]
+    + [([8] * 5, torch.float32), ([16] * 4, torch.float32)]
     + [([size] * 2, dtype) for size in (32, 64, 96, 128) for dtype in (torch.float16, torch.bfloat16)],
 )
 def test_a_row_that_is_not_finite_leaves_the_others_alone(sizes, dtype, value):

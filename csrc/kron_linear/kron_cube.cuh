@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kron_cube.h"
-#include "kron_shared.cuh"
+#include "kron_pairs.cuh"
 
 namespace cuops {
 
@@ -15,26 +15,11 @@ struct CubeShared {
   int exponents[kCubeThreads / 32];      // of what a warp has of the last two factors
 };
 
-// Neighbours along the depth: as two float16 each, or one.
-template <bool kPairs, int kCount>
-struct CubeOperand {
-  unsigned high[kCount], low[kCount];
-
-  __device__ void set(int i, float a, float b) {
-    if constexpr (kPairs) {
-      split<__half>(a, b, high[i], low[i]);
-    } else {
-      const __half2 h = __floats2half2_rn(a, b);
-      high[i] = *reinterpret_cast<const unsigned*>(&h);
-    }
-  }
-};
-
 // c += a b, for 16 of the depth: two operands of 16 rows, four of 8 columns. Tensor cores truncate sums, so those of float32 are of
 // 16 products only.
 template <bool kPairs>
-__device__ __forceinline__ void add_products(float (&c)[2][4][4], const CubeOperand<kPairs, 4> (&a)[2],
-                                             const CubeOperand<kPairs, 2> (&b)[4]) {
+__device__ __forceinline__ void add_products(float (&c)[2][4][4], const HalfOperand<kPairs, 4> (&a)[2],
+                                             const HalfOperand<kPairs, 2> (&b)[4]) {
   if constexpr (kPairs) {
     float part[2][4][4] = {};
 #pragma unroll
@@ -54,23 +39,6 @@ __device__ __forceinline__ void add_products(float (&c)[2][4][4], const CubeOper
 __device__ inline float element_of(const KronFactor& f, int row, int column) {
   return row < f.out && column < f.in ? static_cast<const float*>(f.data)[row * f.row_stride + column * f.column_stride] : 0.0f;
 }
-
-// NaN counts as none, and stays NaN.
-template <int kCount>
-__device__ float largest_of_warp(const float (&v)[kCount]) {
-  float most = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) most = fmaxf(most, fabsf(v[i]));
-  return __int_as_float(__reduce_max_sync(~0u, __float_as_int(most)));
-}
-
-// A power of two as the product of two, which overflows only if what it multiplies does.
-struct CubeScale {
-  float first, second;
-
-  __device__ explicit CubeScale(int exponent) : first(power_of_two(exponent / 2)), second(power_of_two(exponent - exponent / 2)) {}
-  __device__ float of(float v) const { return v * first * second; }
-};
 
 // Where 4 neighbours of a slab's row are: in different banks for what lanes read or write at a time, also of different slabs.
 __device__ inline int cube_place(int slab, int row, int four) { return row * 128 + (four ^ row % 8 ^ slab / 2 % 4 * 2) * 16; }
@@ -108,7 +76,7 @@ class CubeFactors {
     for (int i = 0; i < kCubeThreads / 32; ++i) exponents[i >= 4] = max(exponents[i >= 4], shared.exponents[i]);
     const bool is_second = threadIdx.x >= 128;
     const float scale = power_of_two(14 - (is_second ? exponents[1] : exponents[0]));
-    CubeOperand<kPairs, 4> a = {};
+    HalfOperand<kPairs, 4> a = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) a.set(e, v_[2 * e] * scale, v_[2 * e + 1] * scale);
     if (is_second) {
@@ -121,14 +89,14 @@ class CubeFactors {
     return exponents[0] + exponents[1];
   }
 
-  __device__ static void load_last(const uint4* from, int k, CubeOperand<kPairs, 4> (&a)[2]) {
+  __device__ static void load_last(const uint4* from, int k, HalfOperand<kPairs, 4> (&a)[2]) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       *reinterpret_cast<uint4*>(a[m].high) = from[(k * 2 + m) * 64 + threadIdx.x % 32];
       if constexpr (kPairs) *reinterpret_cast<uint4*>(a[m].low) = from[(k * 2 + m) * 64 + 32 + threadIdx.x % 32];
     }
   }
-  __device__ static void load_second(const uint4* from, int k, CubeOperand<kPairs, 2> (&b)[4]) {
+  __device__ static void load_second(const uint4* from, int k, HalfOperand<kPairs, 2> (&b)[4]) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const uint4 v = from[kLast + (k * 4 + n) * 32 + threadIdx.x % 32];

@@ -49,7 +49,7 @@ class CubeMaker {
     for (; own_.slab < count_; own_.advance(ins0)) {
       const int own_exponent = exponent_of(__float_as_int(largest_of_warp(reinterpret_cast<const float (&)[32]>(raw_))));
       const float scale = power_of_two(14 - own_exponent);
-      CubeOperand<kPairs, 2> x[2][4];  // X^T: 16 of the depth, and 8 columns each
+      HalfOperand<kPairs, 2> x[2][4];  // X^T: 16 of the depth, and 8 columns each
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float4& v = raw_[i / 2][i % 2];
@@ -60,7 +60,7 @@ class CubeMaker {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         if (k * 16 >= ins2) continue;
-        CubeOperand<kPairs, 4> a[2];
+        HalfOperand<kPairs, 4> a[2];
         CubeFactors<kPairs>::load_last(factors, k, a);
         add_products(t, a, x[k]);
       }
@@ -70,17 +70,17 @@ class CubeMaker {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         if (k * 16 >= ins1) continue;
-        CubeOperand<kPairs, 4> a[2];
+        HalfOperand<kPairs, 4> a[2];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const float* const two = &t[i / 4][k * 2 + i % 4 / 2][i % 2 * 2];
           a[i / 4].set(i % 4, two[0] * kDown, two[1] * kDown);
         }
-        CubeOperand<kPairs, 2> b[4];
+        HalfOperand<kPairs, 2> b[4];
         CubeFactors<kPairs>::load_second(factors, k, b);
         add_products(y, a, b);
       }
-      const CubeScale up(own_exponent + exponent - (3 * 14 - 20));
+      const PowerOfTwo up(own_exponent + exponent - (3 * 14 - 20));
 #pragma unroll
       for (int i = 0; i < 32; ++i) y[i / 16][i / 4 % 4][i % 4] = up.of(y[i / 16][i / 4 % 4][i % 4]);
       const float largest = largest_of_warp(reinterpret_cast<const float (&)[32]>(y));
@@ -136,7 +136,7 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
   const int lane = threadIdx.x % 32, outs0 = p.factors[0].out, outs1 = p.factors[1].out, outs2 = p.factors[2].out;
   const int ins0 = p.factors[0].in;
   const int own_exponent = exponent_of(__float_as_int(largest_of_warp(first)));
-  CubeOperand<kPairs, 2> w[2][4];  // W1^T: 16 of the depth, and 8 columns each
+  HalfOperand<kPairs, 2> w[2][4];  // W1^T: 16 of the depth, and 8 columns each
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float scale = power_of_two(14 - own_exponent);
@@ -150,7 +150,7 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
     const float largest = lane < ins0 ? shared.largest[number % kCubeAhead][lane] : 0;
     const int exponent = exponent_of(__reduce_max_sync(~0u, __float_as_int(largest)));
     const float scale = power_of_two(14 - exponent);
-    const CubeScale up(exponent + own_exponent - 2 * 14);
+    const PowerOfTwo up(exponent + own_exponent - 2 * 14);
     float* const y = static_cast<float*>(p.y.data) + offset_of(p.y, sample);
     const float* const bias = p.bias ? static_cast<const float*>(p.bias) + sample % p.bias_lead * (outs0 * outs1 * outs2) : nullptr;
 #pragma unroll 1
@@ -159,7 +159,7 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         if (k * 16 >= ins0) continue;
-        CubeOperand<kPairs, 4> a[2];
+        HalfOperand<kPairs, 4> a[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float4 v[2];
@@ -184,7 +184,8 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
         const int rows = i / 2 * 8 + i % 2;  // from the lane's first one
         if (lane % 4 * 2 + rows >= outs0) continue;
         const float *const u = c[0][i / 2] + i % 2, *const v = c[1][i / 2] + i % 2;
-        float4 four = {up.of(u[0]), up.of(u[2]), up.of(v[0]), up.of(v[2])};
+        const auto whole = [&](float sum) { return fmaf(up.of(sum), kPairs ? 3 * kCutOff : 0, up.of(sum)); };
+        float4 four = {whole(u[0]), whole(u[2]), whole(v[0]), whole(v[2])};
         if (bias) {
           const float* const b = bias + at + rows * step;
           four = {four.x + b[0], four.y + b[1], four.z + b[2], four.w + b[3]};

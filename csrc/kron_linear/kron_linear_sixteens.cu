@@ -5,30 +5,9 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90
-#include "kron_shared.cuh"
-#include "kron_sixteens.h"
+#include "kron_axes.cuh"
 
 namespace cuops {
-
-// An element of the product of factors [first, end), whose sizes are powers of two.
-__device__ inline float merged(const KronFactor* factors, int first, int end, int row, int column) {
-  float v = 1;
-#pragma unroll 1
-  for (int j = end - 1; j >= first; --j) {
-    const KronFactor& f = factors[j];
-    const int mask = f.in - 1, log = __ffs(f.in) - 1;
-    v *= static_cast<const float*>(f.data)[(row & mask) * f.row_stride + (column & mask) * f.column_stride];
-    row >>= log;
-    column >>= log;
-  }
-  return v;
-}
-
-// In one instruction, which compilers make of neighbours only sometimes.
-__device__ inline void store_shared(float* at, const float4& v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(at)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
 
 // Multiplies a thread's four fibers along an axis: calls put(i, four) for elements i of all four.
 template <class Put>
@@ -78,7 +57,7 @@ __device__ inline void multiply_along(const float* weight, float* (&at)[4]) {
 // A team has a tile: of two axes a warp has eight samples, or, where there are columns beyond the axes, four warps 32 of these; of
 // three axes two warps have a sample.
 template <int kAxes, bool kColumns>
-__device__ void kron_sixteens(const KronSixteensParams& p) {
+__device__ void kron_sixteens(const KronAxesParams& p) {
   constexpr int kTeam = kColumns ? 128 : kAxes == 3 ? 64 : 32, kTile = kSixteensTile * kTeam / 32, kSamples = kTeam == 32 ? 8 : 1;
   constexpr int kRow = kColumns ? 32 : 16, kSlice = 256 + 4;  // of 16 rows, such that those of a warp are in different banks
   __shared__ __align__(16) float weight[kAxes][256];
@@ -127,11 +106,7 @@ __device__ void kron_sixteens(const KronSixteensParams& p) {
 
   copy(buffers);
   commit_copies();
-#pragma unroll 1
-  for (int i = threadIdx.x; i < 256 * kAxes; i += blockDim.x) {
-    const int axis = i / 256;
-    weight[axis][i % 256] = merged(p.factors, axis > 0 ? p.ends[axis - 1] : 0, p.ends[axis], i / 16 % 16, i % 16);
-  }
+  bring_weights<kAxes, 16>(p, [&](int axis, int row, int column) { return &weight[axis][row * 16 + column]; });
   __syncthreads();
 
 #pragma unroll 1
@@ -190,11 +165,11 @@ __device__ void kron_sixteens(const KronSixteensParams& p) {
 
 }  // namespace cuops
 
-#define KRON_SIXTEENS(name, kAxes, kColumns)                                      \
-  extern "C" __global__ void __launch_bounds__(32 * cuops::kSixteensWarps, 1)     \
-      kron_sixteens_##name(const __grid_constant__ cuops::KronSixteensParams p) { \
-    cuops::wait_in_turn();                                                        \
-    cuops::kron_sixteens<kAxes, kColumns>(p);                                     \
+#define KRON_SIXTEENS(name, kAxes, kColumns)                                  \
+  extern "C" __global__ void __launch_bounds__(32 * cuops::kSixteensWarps, 1) \
+      kron_sixteens_##name(const __grid_constant__ cuops::KronAxesParams p) { \
+    cuops::wait_in_turn();                                                    \
+    cuops::kron_sixteens<kAxes, kColumns>(p);                                 \
   }
 KRON_SIXTEENS(two, 2, false)
 KRON_SIXTEENS(columns, 2, true)

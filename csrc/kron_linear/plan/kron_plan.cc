@@ -174,8 +174,9 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   if (!problem.aligned) return best;
   for (KronGroup& group :
        std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device),
-                              plan_direct(problem, device), plan_cube(problem, device), plan_half(problem, device),
-                              plan_double(problem, device), plan_wide(problem, device), plan_bits(problem, device)})
+                              plan_four_sixteens(problem, device), plan_eights(problem, device), plan_direct(problem, device),
+                              plan_cube(problem, device), plan_half(problem, device), plan_double(problem, device),
+                              plan_wide(problem, device), plan_bits(problem, device)})
     if (group.nanoseconds < best.nanoseconds) best = std::move(group);
   return best;
 }

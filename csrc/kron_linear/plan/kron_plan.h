@@ -9,13 +9,13 @@
 #include "host/integers.h"
 #include "host/kernel.h"
 #include "kron_linear.h"
+#include "kron_linear/kron_axes.h"
 #include "kron_linear/kron_bits.h"
 #include "kron_linear/kron_cube.h"
 #include "kron_linear/kron_direct.h"
 #include "kron_linear/kron_dots.h"
 #include "kron_linear/kron_fibers.h"
 #include "kron_linear/kron_half.h"
-#include "kron_linear/kron_sixteens.h"
 #include "kron_linear/kron_slices.h"
 #include "kron_linear/kron_small.h"
 #include "kron_linear/kron_tuned.h"
@@ -50,8 +50,8 @@ struct KronGroup {
   int first = 0, count = 0;
   bool fused = false;
   Kernel* kernel = nullptr;
-  std::variant<KronFwdParams, KronTunedParams, KronSmallParams, KronSixteensParams, KronDirectParams, KronHalfParams,
-               KronWideParams, KronCubeParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct,
+  std::variant<KronFwdParams, KronTunedParams, KronSmallParams, KronAxesParams, KronDirectParams, KronHalfParams, KronWideParams,
+               KronCubeParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct,
                KronOneDots>
       params;  // all but the arrays
   LaunchShape shape{};
@@ -69,6 +69,7 @@ struct KronGroup {
 
 struct KronDevice {
   int capability, tuned, cuda, multiprocessors, shared_bytes, shared_bytes_a_multiprocessor;
+  bool clusters;
 };
 
 KronDevice kron_device(int device);
@@ -102,6 +103,8 @@ KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_four_sixteens(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_eights(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_direct(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_cube(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_half(const KronProblem& problem, const KronDevice& device);
