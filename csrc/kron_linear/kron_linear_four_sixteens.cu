@@ -162,7 +162,7 @@ __device__ inline void finish_fours(const KronAxesParams& p, FourShared& shared,
     const long long sample = blockIdx.x / 2 + own.sample * step;
     if (sample >= p.rows) return;
     wait_for_arrivals(&shared.made[own.sample % 2], own.sample / 2 % 2);
-    if (own.part == 0 && lane == 0) arrive_expecting(&shared.made[own.sample % 2], kFourSent);
+    if (own.part == 0 && lane == 0 && sample + 2 * step < p.rows) arrive_expecting(&shared.made[own.sample % 2], kFourSent);
     float raw[8][2][4];  // of 8 columns: two rows, and of these four columns
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kFourMakers + cuops::k
   if (threadIdx.x < 2) {
     init_arrivals(&shared.made[threadIdx.x], kFourParts + 1);
     init_arrivals(&shared.finished[threadIdx.x], 2 * kFourParts);
-    arrive_expecting(&shared.made[threadIdx.x], kFourSent);
+    if (blockIdx.x / 2 + threadIdx.x * (gridDim.x / 2) < p.rows) arrive_expecting(&shared.made[threadIdx.x], kFourSent);
   }
   bring_weights<4, 16>(p, [&](int axis, int row, int column) { return &shared.weight[axis][row * 16 + column]; });
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
