@@ -5,6 +5,7 @@
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "kron_pairs.cuh"
 #include "kron_wide.h"
 #include "kron_wide_products.cuh"
 
@@ -19,12 +20,13 @@ struct WideOutput {
   float* y;
   const float* bias;
   int rows, columns, pitch;
-  float scale, rest;
+  float scale, rest, cut_off;  // of the results, by the tensor cores
 
+  __device__ float whole(float v) const { return fmaf(v * scale * rest, cut_off, v * scale * rest); }
   // Four neighbours of a row.
   __device__ void store(int row, int column, float4 v) const {
     if (row >= rows || column >= columns) return;
-    v = {v.x * scale * rest, v.y * scale * rest, v.z * scale * rest, v.w * scale * rest};
+    v = {whole(v.x), whole(v.y), whole(v.z), whole(v.w)};
     const long long at = 1LL * row * pitch + column;
     if (bias) v = {v.x + bias[at], v.y + bias[at + 1], v.z + bias[at + 2], v.w + bias[at + 3]};
     *reinterpret_cast<float4*>(y + at) = v;
@@ -72,6 +74,8 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   for (int i = 0; i < kFactors; ++i)
     Factor::make(start + i * Tile::kBytes, pieces[i], i == 1, shared.largest[i], &shared.factors[i], kConsumers);
   sync_warps(kConsumers, 8);
+  // Of the first product each 16 terms lose some; of the second, each sum of the 16 so far.
+  const float cut_off = kCutOff * (kFactors == 1 ? 1 : 1 + ((p.factors[1].in + 15) / 16 + 1) / 2.0f);
   // Where blocks share samples, each has 64 rows of their results, and 128 threads do nothing.
   if (halves && warp >= 4) return;
   const int row = (kSize == 128 ? warp : warp % 4) * 16 + first_row;
@@ -89,7 +93,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
 #pragma unroll 1
   for (int turn = turns.first + team * turns.step; turn < turns.count; turn += kTeams * turns.step) {
     const unsigned factors = found_anew(tiles);
-    typename Products::Results t, y = {};
+    typename Products::Results t, y;
     wait_for_arrivals(&shared.full[slot], parity);
     int exponent = Products::first(t, factors, factors + (2 + slot) * Tile::kBytes, shared.exponents[slot], row);
     if (lane == 0) arrive(&shared.empty[slot]);
@@ -102,11 +106,12 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
       output.y += column;
       output.columns -= column;
     } else {
-      Products::second(y, t, factors + Tile::kBytes, shared.exponents[0], exponent);
+      Products::whole_second(y, t, factors + Tile::kBytes);
       exponent += shared.factors[0] + shared.factors[1] - 27 + kLogSums;
       output.columns = output.pitch = p.factors[1].out;
       if (p.bias) output.bias = static_cast<const float*>(p.bias) + sample % p.bias_lead * (output.rows * output.columns);
     }
+    output.cut_off = cut_off;
     output.scale = power_of_two(exponent / 2);
     output.rest = power_of_two(exponent - exponent / 2);
     const int from = found_anew(row) + lane / 4;

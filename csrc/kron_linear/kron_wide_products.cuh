@@ -18,6 +18,7 @@ struct WideProducts {
   using Exponents = typename Tile::Exponents;
   static constexpr int kTiles = kUsed / 8, kSteps = kUsed / 16;
   using Results = float[kTiles][4];
+  static constexpr float kShift = 1.0f / (1 << (15 + kLogSums));  // brings a first product below 2^15, as both were
 
   // Of up to 128, parts of the second product are columns up to the 64th, and the others.
   static constexpr bool kHalves = kUsed > 64;
@@ -118,10 +119,31 @@ struct WideProducts {
     return most;
   }
 
+  // y = t c, where c is a factor. Tensor cores form whole sums, those of lower halves first: what is cut off of these is little.
+  __device__ __forceinline__ static void whole_second(Results& y, const Results& t, unsigned c_tile) {
+    static_assert(!Role::kSums);
+    const unsigned c = operand<Role::kAcrossC>(c_tile);
+    Halves halves[kSteps];
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) {
+      const float* const two = &t[i / 2][i % 2 * 2];
+      split<__half>(two[0] * kShift, two[1] * kShift, halves[i / 4].high[i % 4], halves[i / 4].low[i % 4]);
+    }
+    begin_products(y);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) multiply<__half, Role::kAcrossC>(y, halves[s].low, matrix(c + step<Role::kAcrossC>(s)), s > 0);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + Tile::kLow / 16 + step<Role::kAcrossC>(s)), true);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + step<Role::kAcrossC>(s)), true);
+    end_products();
+    wait_for_products<0>(y);
+  }
+
   // sum += t c, times powers of two where c is of the sample, too, of which `of` says them.
   __device__ __forceinline__ static void second(Results& sum, const Results& t, unsigned c_tile, const Exponents& of,
                                                 int exponent) {
-    constexpr float kShift = 1.0f / (1 << (15 + kLogSums));  // below 2^15, as both were
     const unsigned c = operand<Role::kAcrossC>(c_tile);
     float first_part[8][4], second_part[kRest][4];
     Halves halves[2];  // of t, for steps of even and of odd numbers

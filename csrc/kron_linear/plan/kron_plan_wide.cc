@@ -14,7 +14,7 @@ struct Times {
 };
 // By the size of tiles; in 16 bits and as TF32; in float32.
 constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{10.3, 2.05}, {13, 3.1}}, k96 = {9.8, 1.25};
-constexpr Times kF32[] = {{7.7, 0.9}, {10.5, 3.6}, {12, 5.8}}, kColumnsF32 = {7.7, 0.6};
+constexpr Times kF32[] = {{7.7, 0.9}, {10.2, 3.3}, {12, 5.4}}, kColumnsF32 = {7.7, 0.6};
 constexpr double kSlice = 3.5;   // that the products of a sample take less where two blocks share it
 constexpr double kBytes = 35e3;  // of device memory
 constexpr double kHidden = 0.2;  // of the shorter of memory and arithmetic
