@@ -23,5 +23,10 @@ __device__ inline void wait_for_arrivals(unsigned long long* barrier, unsigned p
       "r"(parity)
       : "memory");
 }
+// Arrives and waits: like a barrier of a block's threads, of which some come from elsewhere in the code.
+__device__ inline void arrive_and_wait(unsigned long long* barrier, unsigned parity) {
+  arrive(barrier);
+  wait_for_arrivals(barrier, parity);
+}
 
 }  // namespace cuops

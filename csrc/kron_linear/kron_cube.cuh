@@ -10,7 +10,7 @@ namespace cuops {
 constexpr int kCubeAhead = 4;  // samples that slabs may be made of before the first of them is finished
 
 struct CubeShared {
-  unsigned long long made[kCubeAhead], finished[kCubeAhead];
+  unsigned long long made[kCubeAhead], finished[kCubeAhead], factors;
   float largest[kCubeAhead][kCubeSize];  // of each slab
   int exponents[kCubeThreads / 32];      // of what a warp has of the last two factors
 };

@@ -17,7 +17,7 @@ using EightsFinisher = PartCursor<kEightsFinishers, kEightsParts>;
 
 struct EightsShared {
   __align__(16) float weight[5][64];
-  unsigned long long made[2], finished[2];  // parts of every second sample
+  unsigned long long made[2], finished[2], weights;  // parts of every second sample
 };
 
 // Where a part, 4 x 8 x 8 x 8 elements, has one: such that threads with other numbers along the first and the last axis, or along
@@ -35,7 +35,7 @@ __device__ inline void make_eights(const KronAxesParams& p, EightsShared& shared
     for (int e = 0; e < 64; ++e) v[e % 8][e / 8] = __ldg(from + e * 8);
   };
   load();
-  __syncthreads();
+  arrive_and_wait(&shared.weights, 0);
 #pragma unroll 1
   for (; blockIdx.x + 1LL * own.sample * gridDim.x < p.rows; own.advance()) {
     const int number = own.sample * kEightsParts + own.part;
@@ -82,7 +82,7 @@ __device__ inline void make_eights(const KronAxesParams& p, EightsShared& shared
 
 __device__ inline void finish_eights(const KronAxesParams& p, EightsShared& shared, const float* places, int warp) {
   const int lane = threadIdx.x % 32;
-  __syncthreads();
+  arrive_and_wait(&shared.weights, 0);
 #pragma unroll 1
   for (EightsFinisher own(warp);; own.advance()) {
     const long long sample = blockIdx.x + 1LL * own.sample * gridDim.x;
@@ -123,6 +123,8 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kEightsMakers + cuops:
     init_arrivals(&shared.made[threadIdx.x], kEightsParts);
     init_arrivals(&shared.finished[threadIdx.x], kEightsParts);
   }
+  if (threadIdx.x == 2) init_arrivals(&shared.weights, blockDim.x);
+  __syncthreads();
   bring_weights<5, 8>(p, [&](int axis, int row, int column) { return &shared.weight[axis][row * 8 + column]; });
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   float* const places = shared_at<float>(0);
