@@ -12,6 +12,8 @@ constexpr double kLaunch = 2500;  // ns
 constexpr double kOverlap = 3400, kOverlapHalves = 3000;
 // ns that it takes longer, rather, where kron_linear_bits, _tuned or _small starts behind kron_linear_fibers, but for float64.
 constexpr double kBehindFibers = 3000;
+constexpr double kBehindAny = 11500;                 // likewise, behind any kernel, where blocks have almost all shared memory:
+constexpr unsigned kAlmostAll = 200 << 10;           // more bytes than these
 constexpr double kBatch = 580;                       // ns of a multiprocessor
 constexpr double kDepth = 7, kDepthF64 = 12;         // ns of an element of a sum, of a batch of small products
 constexpr int kFew = 32;                             // columns beyond a factor's own, from which on products are batched
@@ -81,6 +83,7 @@ KronProblem part_of(const KronProblem& problem, int begin, int end) {
 
 // Nanoseconds that two fused kernels in a row share, or lose, where negative.
 double overlap(const KronGroup& group, const KronGroup& next, DType dtype) {
+  if (next.has<KronAxesParams>() && next.shape.shared_bytes > kAlmostAll) return -kBehindAny;
   const bool is_short = next.has<KronBitsParams>() || next.has<KronTunedParams>() || next.has<KronSmallParams>();
   if (is_short && group.has<KronFibersParams>() && dtype != kFloat64) return -kBehindFibers;
   return size_of(dtype) == 2 ? kOverlapHalves : kOverlap;
