@@ -71,6 +71,11 @@ KronWideParams complete(const KronWideParams& plan, const KronCall& call) {
   return p;
 }
 
+// Whether there is no bias, and factors come in vectors.
+bool is_plain(const KronWideParams& p, int factors) {
+  return p.bias == nullptr && std::all_of(p.factors, p.factors + factors, [](const KronFactor& f) { return f.vectors; });
+}
+
 KronFibersParams complete(KronFibersParams p, const KronCall& call) {
   fill_factors(p.chain.factors, call.factors, call.problem.dtype);
   p.x = fibers_array(p.x, p.chain, call.x);
@@ -140,7 +145,11 @@ void launch_group(const KronGroup& group, const KronCall& call, int device, CUst
         shape.overlaps = true;
         // Of which it depends on the arrays how many lanes share a sum.
         if constexpr (std::is_same_v<decltype(p), KronDotsParams>) shape.blocks = static_cast<unsigned>(p.dots[0].blocks);
-        launch(*group.kernel, device, stream, shape, &p);
+        Kernel* kernel = group.kernel;
+        if constexpr (std::is_same_v<decltype(p), KronWideParams>) {
+          if (group.plain != nullptr && is_plain(p, group.count)) kernel = group.plain;
+        }
+        launch(*kernel, device, stream, shape, &p);
       },
       group.params);
 }

@@ -189,7 +189,12 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
       return matrices_map(samples, dtype, false, rows, size[0], size[1], k->box_rows);
     };
     KronWideSquaresParams wide{map(p.x, p.in), map(p.dy, p.out), p};
-    launch(k->kernel, device, stream, shape, &wide);
+    // Where the first factor comes in vectors, too.
+    static Kernel plain[] = {{"kron_linear_wide_bwd_f32", "kron_wide_bwd_64_f32_plain"},
+                             {"kron_linear_wide_bwd_f32", "kron_wide_bwd_96_f32_plain"},
+                             {"kron_linear_wide_bwd_f32", "kron_wide_bwd_128_f32_plain"}};
+    const bool is_plain = dtype == kFloat32 && p.in[0] % width == 0;
+    launch(is_plain ? plain[size / 32 - 2] : k->kernel, device, stream, shape, &wide);
   } else {
     launch(k->kernel, device, stream, shape, &p);
   }

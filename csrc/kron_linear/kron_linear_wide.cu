@@ -1,14 +1,13 @@
 // Kronecker-factored linear layers of two factors of up to 64, 96 or 128, in 16 bits or as TF32, on compute capability 9.0: 128
 // threads multiply 64 of the last factor's rows by X^T. What that leaves in their registers is, without a move, the first operand
-// of the product with W1, as TF32. One thread of others asks for the copies of X to shared memory.
+// of the product with W1, as float16 or TF32. One thread of others asks for the copies of X to shared memory.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
 #if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "device/tensor_copy.cuh"
-#include "device/wgmma.cuh"
-#include "kron_half.cuh"
 #include "kron_pieces.cuh"
+#include "kron_wide_between.cuh"
 #include "kron_wide_results.cuh"
 
 namespace cuops {
@@ -59,8 +58,8 @@ class WideCopies {
   WideSlots<kSlots> slot_;
 };
 
-// Of factors of up to kUsed, which lie in shared memory as those of kSize do.
-template <class T, int kSize, int kUsed>
+// Of factors of up to kUsed, which lie in shared memory as those of kSize do. kPlain: they come in vectors, and there is no bias.
+template <class T, int kSize, int kUsed, bool kPlain>
 __device__ void kron_wide(const KronWideParams& p) {
   // kRows of a sample are in a slot of shared memory, as matrices of 128 bytes a row; W1 and W2 are as ones of kSize rows.
   // A sample has kCopies slots, and kParts times 128 threads, which are a team.
@@ -69,45 +68,45 @@ __device__ void kron_wide(const KronWideParams& p) {
   constexpr int kRows = wide_rows(kSize, sizeof(T)), kCopies = kSize / kRows, kMatrices = kSize / kColumns;
   constexpr int kWhole = kSize * 128, kSlot = wide_copy(kSize, sizeof(T));
   constexpr int kTiles = kUsed / 8, kSteps = kUsed * static_cast<int>(sizeof(T)) / 32;
+  using Between = WideBetween<T, kSize, kTiles>;
   constexpr int kWarps = wide_threads(kSize) / 32, kParts = kSize / 64, kTeams = kWarps / 4 / kParts;
-  __shared__ unsigned long long full[kSlots], empty[kSlots];
+  __shared__ unsigned long long full[kSlots], empty[kSlots], asked;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
   char* const slots = shared_at<char>(0) + (-shared_address(kron_shared) & 1023);
   char *const last = slots + kSlots * kSlot, *const first = last + kMatrices * kWhole;
-  // At this barrier W2 is there: only then samples but the first ones are asked for, which else came before.
-  constexpr int kLastIsThere = 2;
+  if (warp >= kWarps && lane == 0) {  // all of these warps, as each barrier takes a while
+#pragma unroll 1
+    for (int i = warp - kWarps; i < kSlots; i += kWideCopyThreads / 32) {
+      init_arrivals(&full[i], 1);
+      init_arrivals(&empty[i], kParts * 4);
+    }
+    // Once factors are asked for, samples but the first ones are, which else came before.
+    if (warp == kWarps) init_arrivals(&asked, kWarps);
+    show_to_products();
+  }
+  __syncthreads();
   if (warp >= kWarps) {
     keep_registers<kWideCopyRegisters>();
     if (warp > kWarps) return;
     WideCopies<T, kSize, kRows, kSlots> copies(p, slots, full, empty);
     long long sample = blockIdx.x;
-    const auto ask = [&](int most) {
-      if (lane == 0)
+    if (lane > 0) return;
 #pragma unroll 1
-        for (int i = 0; i != most && sample < p.rows; ++i, sample += gridDim.x) copies.ask(sample);
-    };
-    if (lane == 0) {
-#pragma unroll 1
-      for (int i = 0; i < kSlots; ++i) {
-        init_arrivals(&full[i], 1);
-        init_arrivals(&empty[i], kParts * 4);
-      }
-      show_to_products();
+    for (int i = 0; sample < p.rows; ++i, sample += gridDim.x) {
+      if (i == kTeams) wait_for_arrivals(&asked, 0);
+      copies.ask(sample);
     }
-    ask(kTeams);
-    sync_warps(kLastIsThere, kWarps + 1);
-    ask(-1);
     return;
   }
 
   take_registers<wide_registers(kWarps * 32)>();
-  FactorPieces<T, kSize, kWarps * 32> w2, w1;  // both on their way
+  FactorPieces<T, kSize, kWarps * 32, kPlain> w2, w1;  // both on their way
   w2.load(p.factors[1]);
   w1.load(p.factors[0]);
+  if (lane == 0) arrive(&asked);
   int* const maxima = reinterpret_cast<int*>(first);
   int exponent_last[1], exponent_first[1];
   find_exponents<T, kWarps>(maxima, exponent_last, {w2.magnitude()});
-  sync_warps(kLastIsThere, kWarps + 1);
   // Of 16 rows of W2, those of even numbers come first, so that a thread has neighbours of Y.
   const float scale_last = power_of_two(-exponent_last[0]);
 #pragma unroll
@@ -166,22 +165,11 @@ __device__ void kron_wide(const KronWideParams& p) {
     if (exists && lane < kCopies) arrive(&empty[used + lane - (used + lane < kSlots ? 0 : kSlots)]);
   };
   const auto bring_first = [&] {
-    find_exponents<T, kWarps>(maxima, exponent_first, {w1.magnitude()});
+    Between::template find_exponent<kWarps>(maxima, exponent_first, w1.magnitude());
     sync_warps(1, kWarps);
-    // Of 8 columns of W1, those of even numbers come first, so that what multiplies them lies in registers.
     const float scale_first = power_of_two(-exponent_first[0]);
 #pragma unroll
-    for (int i = 0; i < w1.kCount; ++i) {
-      const auto v = w1.piece(i);
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const int piece = w1.column(i) / 4 + odd;
-        Pack<float, 4> four;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) four.at[e] = near_tf32(v.at[2 * e + odd] * scale_first);
-        store_pack(first + piece / 8 * kWhole + swizzled(w1.row(i), piece % 8), four);
-      }
-    }
+    for (int i = 0; i < w1.kCount; ++i) Between::store(first, w1.row(i), w1.column(i), w1.piece(i), scale_first);
     show_to_products();
     sync_warps(1, kWarps);
   };
@@ -198,28 +186,23 @@ __device__ void kron_wide(const KronWideParams& p) {
     bring_first();
     end_first(more, used);
   }
-  int exponent = exponent_first[0] + exponent_last[0];
-  const float scale = take_power_of_two(exponent), scale_between = power_of_two(exponent);
+  const int exponent = exponent_first[0] + exponent_last[0];
 #pragma unroll 1
   for (; more; sample += stride) {
-    unsigned between[kTiles][4];
-#pragma unroll
-    for (int i = 0; i < 4 * kTiles; ++i)  // rows, then columns
-      between[i / 4][i % 4] = __float_as_uint(near_tf32(t[i / 4][i % 2 * 2 + i % 4 / 2] * scale_between));
+    const Between between(t, exponent);
     begin_products(y);
-#pragma unroll
-    for (int s = 0; s < kTiles; ++s) multiply<float>(y, between[s], first_matrix + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
+    between.begin(y, first_matrix);
     end_products();
     more = sample + stride < p.rows;
     used = slot.next;
     if (kOverlaps) begin_first(more);  // of nothing that matters, after the last one
     WideResults<T, 2 * kTiles> results;
-    if (p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
+    if (!kPlain && p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
     wait_for_products<kOverlaps>(y);
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
-      Pack<float, 2> v = {y[i / 2][i % 2] * scale, y[i / 2][i % 2 + 2] * scale};
-      if (p.bias) v = {v.at[0] + convert<float>(results.v[i].at[0]), v.at[1] + convert<float>(results.v[i].at[1])};
+      Pack<float, 2> v = {between.result(y[i / 2][i % 2], 0), between.result(y[i / 2][i % 2 + 2], 1)};
+      if (!kPlain && p.bias) v = {v.at[0] + convert<float>(results.v[i].at[0]), v.at[1] + convert<float>(results.v[i].at[1])};
       results.v[i] = convert<T>(v);
     }
     if (!kOverlaps) begin_first(more);
@@ -230,12 +213,15 @@ __device__ void kron_wide(const KronWideParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE(size, used, name, T)                                                                 \
+#define KRON_WIDE_ONE(size, used, name, T, plain)                                                      \
   extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopyThreads, 1) \
       kron_wide_##used##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
     cuops::wait_in_turn();                                                                             \
-    cuops::kron_wide<T, size, used>(p);                                                                \
+    cuops::kron_wide<T, size, used, plain>(p);                                                         \
   }
+#define KRON_WIDE(size, used, name, T)             \
+  KRON_WIDE_ONE(size, used, name##_plain, T, true) \
+  KRON_WIDE_ONE(size, used, name, T, false)
 
 // Instances, as kron_plan_wide.cc asks for them.
 KRON_WIDE(64, 64, tf32, float)

@@ -86,10 +86,11 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
   }
 }
 
-template <int kSize, int kUsed>
+// kPlain: the first factor comes in vectors, too.
+template <int kSize, int kUsed, bool kPlain>
 __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   using Shared = WideBwdShared<kSize>;
-  using Factor = WideFactor<kSize>;
+  using Factor = WideFactor<kSize, kPlain>;
   using Maker = WideMaker<kSize, kUsed>;
   constexpr int kTile = WideTile<kSize>::kBytes, kMakers = wide_f32_warps(kSize), kWarps = kWideBwdF32Threads / 32 - kMakers;
   constexpr bool kTogether = kSize == 64;  // all gradients are one block's
@@ -108,22 +109,21 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   constexpr int kOther = kTogether ? 1 : 2, kSamples = kTogether ? 2 : 1;
   const int count = any_sums ? 2 : 1;
   const WideTurns turns{block, static_cast<int>(gridDim.x) / share, static_cast<int>(s.rows), 1};
-  constexpr int kConsumers = 1;  // barriers: 0 is that of all
+  constexpr int kConsumers = 1;  // their barriers: of those that make factors, and of all
+  if (const int i = static_cast<int>(threadIdx.x); i < Shared::kSlots) {
+    init_arrivals(&shared.full[i], Maker::kWarps);
+    // Those of dy are for all gradients, those of x for the factors' alone.
+    const int users = i % count == 0 ? s.wanted : s.wanted & (kFirstGradient | kSecondGradient);
+    init_arrivals(&shared.empty[i], kTogether ? 4 * __popc(users) : kWarps);
+  }
+  __syncthreads();
   if (warp >= kWarps) {
     keep_registers<kWideF32CopyRegisters>();
-    const bool x_first = !kTogether && of_second, makes = warp < kWarps + Maker::kWarps;
+    const bool x_first = !kTogether && of_second;
     Maker maker(x_first ? p.x : p.dy, x_first ? p.dy : p.x, count, turns,
                 start + (kSamples + Shared::kSlots) * kTile + maker_warp * (Shared::kPieces * kWideF32Piece),
                 shared.pieces[maker_warp]);
-    if (makes) maker.start();
-    if (const int i = static_cast<int>(threadIdx.x) - kWarps * 32; i < Shared::kSlots) {
-      init_arrivals(&shared.full[i], Maker::kWarps);
-      // Those of dy are for all gradients, those of x for the factors' alone.
-      const int users = i % count == 0 ? s.wanted : s.wanted & (kFirstGradient | kSecondGradient);
-      init_arrivals(&shared.empty[i], kTogether ? 4 * __popc(users) : kWarps);
-    }
-    sync_warps(0, kWideBwdF32Threads / 32);
-    if (makes) maker.make(start + kSamples * kTile, shared, kTogether ? Shared::kSlots : count);
+    if (warp < kWarps + Maker::kWarps) maker.make(start + kSamples * kTile, shared, kTogether ? Shared::kSlots : count);
     return;
   }
   take_registers<kTogether ? kWideF32RegistersOf64 : kWideF32Registers>();
@@ -136,7 +136,6 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
         pieces[i].load({which ? s.second : s.first, s.in[which], 1, s.out[which], s.in[which], {}, {}, -1, s.in[which] % 4 == 0});
     }
   }
-  sync_warps(0, kWideBwdF32Threads / 32);
   if (warp < Factor::kWarps) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -165,12 +164,15 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE_BWD_F32(size, used)                                                      \
-  extern "C" __global__ void __launch_bounds__(cuops::kWideBwdF32Threads, 1)               \
-      kron_wide_bwd_##used##_f32(const __grid_constant__ cuops::KronWideSquaresParams p) { \
-    cuops::wait_in_turn();                                                                 \
-    cuops::kron_wide_bwd_f32<size, used>(p);                                               \
+#define KRON_WIDE_BWD_F32_ONE(size, used, name, plain)                               \
+  extern "C" __global__ void __launch_bounds__(cuops::kWideBwdF32Threads, 1)         \
+      kron_wide_bwd_##name(const __grid_constant__ cuops::KronWideSquaresParams p) { \
+    cuops::wait_in_turn();                                                           \
+    cuops::kron_wide_bwd_f32<size, used, plain>(p);                                  \
   }
+#define KRON_WIDE_BWD_F32(size, used)                       \
+  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32_plain, true) \
+  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32, false)
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
 KRON_WIDE_BWD_F32(64, 64)

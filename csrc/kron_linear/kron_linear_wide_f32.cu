@@ -22,6 +22,15 @@ struct WideOutput {
   int rows, columns, pitch;
   float scale, rest, cut_off;  // of the results, by the tensor cores
 
+  // From this row and column on.
+  __device__ void move(int row, int column) {
+    const int by = row * pitch + column;
+    y += by;
+    if (bias) bias += by;
+    rows -= row;
+    columns -= column;
+  }
+
   __device__ float whole(float v) const { return fmaf(v * scale * rest, cut_off, v * scale * rest); }
   // Four neighbours of a row.
   __device__ void store(int row, int column, float4 v) const {
@@ -33,53 +42,78 @@ struct WideOutput {
   }
 };
 
-// Of kFactors factors.
-template <int kSize, int kUsed, int kFactors>
+// Two groups of 128 threads have sums of half the terms each, of all columns, and are left with the whole sums of half of these, in
+// the first half of y. They exchange them where rows of the first factor from the 64th on would be in its tile.
+template <int kCount>
+__device__ __forceinline__ void exchange_halves(float (&y)[kCount][4], int half, char* tile, int barrier) {
+  constexpr int kHalf = kCount / 2;
+  float4* const sent = reinterpret_cast<float4*>(tile + 64 * 128) + threadIdx.x % 128;
+  const auto place = [&](int to, int i) { return sent + (to * kHalf + i) / 4 * (WideTile<128>::kMatrix / 16) + i % 4 * 128; };
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    float4 v;
+    v.x = half ? y[i][0] : y[kHalf + i][0], v.y = half ? y[i][1] : y[kHalf + i][1];
+    v.z = half ? y[i][2] : y[kHalf + i][2], v.w = half ? y[i][3] : y[kHalf + i][3];
+    *place(1 - half, i) = v;
+  }
+  sync_warps(barrier, 8);
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float4 v = *place(half, i);
+    y[i][0] = (half ? y[kHalf + i][0] : y[i][0]) + v.x, y[i][1] = (half ? y[kHalf + i][1] : y[i][1]) + v.y;
+    y[i][2] = (half ? y[kHalf + i][2] : y[i][2]) + v.z, y[i][3] = (half ? y[kHalf + i][3] : y[i][3]) + v.w;
+  }
+}
+
+// Of kFactors factors. Where blocks share a sample, each has 64 rows of its results, and 64 columns if there are four; they have no
+// other sample, and 128 threads have the sums of half the second product's terms. kPlain: factors come in vectors, and there is no
+// bias.
+template <int kSize, int kUsed, int kFactors, int kBlocks, bool kPlain>
 __device__ void kron_wide_f32(const KronWideParams& p) {
   using Tile = WideTile<kSize>;
-  using Factor = WideFactor<kSize>;
+  constexpr bool kShared = kBlocks > 1;
+  using First = WideFactor<kSize, kPlain, kShared ? 64 : kSize>;
+  using Second = WideFactor<kSize, kPlain, kBlocks == 4 ? 64 : kSize>;
   using Maker = WideMaker<kSize, kUsed>;
-  using Products = WideProducts<OfOutput, kSize, kUsed>;
+  using Products = WideProducts<OfOutput, kSize, kUsed, kShared ? 64 : kUsed>;
   constexpr int kSlots = wide_f32_slots(kSize), kMakers = wide_f32_warps(kSize), kTeams = 128 / kSize;  // which have samples
   using Shared = WideShared<kSize, kSlots>;
   __shared__ Shared shared;
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), maker_warp = warp % kMakers;
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   char* const start = shared_at<char>(0) + (-shared_address(kron_shared) & 1023);
   const unsigned tiles = __shfl_sync(~0u, shared_address(start), 0);  // which compilers would find again at each product
-  const int halves = p.slices > 1, first_row = (halves & blockIdx.x) * 64;
+  const int first_row = kShared ? blockIdx.x % 2 * 64 : 0, first_column = blockIdx.x % kBlocks / 2 * 64;
   const int across = kFactors == 1 ? (p.columns + kSize - 1) / kSize : 1;
-  const WideTurns turns{static_cast<int>(blockIdx.x) >> halves, static_cast<int>(gridDim.x) >> halves,
+  const WideTurns turns{static_cast<int>(blockIdx.x) / kBlocks, static_cast<int>(gridDim.x) / kBlocks,
                         static_cast<int>(p.rows) * across, across};
-  constexpr int kAll = wide_f32_threads(kSize) / 32, kConsumers = 1;  // barriers: 0 is that of all
+  constexpr int kConsumers = 1;  // their barrier
+  if (threadIdx.x < kSlots) {
+    init_arrivals(&shared.full[threadIdx.x], Maker::kWarps);
+    init_arrivals(&shared.empty[threadIdx.x], 8 / kTeams);
+  }
+  __syncthreads();
   if (warp >= 8) {
+    const int maker_warp = warp % kMakers;
     if constexpr (kSize == 128) keep_registers<kWideF32CopyRegisters>();
     Maker maker(p.matrices, p.matrices, 1, turns,
                 start + (2 + kSlots) * Tile::kBytes + maker_warp * (Shared::kPieces * kWideF32Piece), shared.pieces[maker_warp]);
-    const bool makes = warp < 8 + Maker::kWarps;
-    if (makes) maker.start();
-    if (const int i = static_cast<int>(threadIdx.x) - 256; i < kSlots) {
-      init_arrivals(&shared.full[i], Maker::kWarps);
-      init_arrivals(&shared.empty[i], halves ? 4 : 8 / kTeams);
-    }
-    sync_warps(0, kAll);
-    if (makes) maker.make(start + 2 * Tile::kBytes, shared, kSlots);
+    if (warp < 8 + Maker::kWarps) maker.make(start + 2 * Tile::kBytes, shared, kSlots);
     return;
   }
   if constexpr (kSize == 128) take_registers<kWideF32Registers>();
-  typename Factor::Pieces pieces[kFactors];  // all on their way
-  pieces[0].load(p.factors[0], first_row);
-  if constexpr (kFactors == 2) pieces[1].load(p.factors[1]);
-  sync_warps(0, kAll);
-#pragma unroll
-  for (int i = 0; i < kFactors; ++i)
-    Factor::make(start + i * Tile::kBytes, pieces[i], i == 1, shared.largest[i], &shared.factors[i], kConsumers);
+  typename First::Pieces first;  // both on their way
+  typename Second::Pieces second;
+  first.load(p.factors[0], first_row);
+  if constexpr (kFactors == 2) second.load(p.factors[1], first_column);
+  First::make(start, first, false, shared.largest[0], &shared.factors[0], kConsumers);
+  if constexpr (kFactors == 2) Second::make(start + Tile::kBytes, second, true, shared.largest[1], &shared.factors[1], kConsumers);
   sync_warps(kConsumers, 8);
   // Of the first product each 16 terms lose some; of the second, each sum of the 16 so far.
-  const float cut_off = kCutOff * (kFactors == 1 ? 1 : 1 + ((p.factors[1].in + 15) / 16 + 1) / 2.0f);
-  // Where blocks share samples, each has 64 rows of their results, and 128 threads do nothing.
-  if (halves && warp >= 4) return;
-  const int row = (kSize == 128 ? warp : warp % 4) * 16 + first_row;
+  const int terms = kFactors == 1 ? 0 : kShared ? min(p.factors[1].in, 64) : p.factors[1].in;
+  const float cut_off = kCutOff * (kFactors == 1 ? 1 : 1 + ((terms + 15) / 16 + 1) / 2.0f);
+  const int row = (kSize == 128 && !kShared ? warp : warp % 4) * 16;
   const int team = warp / 4 % kTeams;
+  const int half = kShared ? warp / 4 : 0;  // of t's columns, and of the results' columns
   int slot = 0;
   unsigned parity = 0;
   const auto advance = [&](int by) {
@@ -93,9 +127,10 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
 #pragma unroll 1
   for (int turn = turns.first + team * turns.step; turn < turns.count; turn += kTeams * turns.step) {
     const unsigned factors = found_anew(tiles);
-    typename Products::Results t, y;
+    typename Products::Results t;
+    float y[kBlocks == 4 ? 8 : kUsed / 8][4];
     wait_for_arrivals(&shared.full[slot], parity);
-    int exponent = Products::first(t, factors, factors + (2 + slot) * Tile::kBytes, shared.exponents[slot], row);
+    int exponent = Products::first(t, factors, factors + (2 + slot) * Tile::kBytes, shared.exponents[slot], row, half * 64);
     if (lane == 0) arrive(&shared.empty[slot]);
     advance(kTeams);
     const int sample = turn / across;
@@ -106,18 +141,24 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
       output.y += column;
       output.columns -= column;
     } else {
-      Products::whole_second(y, t, factors + Tile::kBytes);
+      Products::whole_second(y, t, factors + Tile::kBytes, half * 64);
       exponent += shared.factors[0] + shared.factors[1] - 27 + kLogSums;
       output.columns = output.pitch = p.factors[1].out;
-      if (p.bias) output.bias = static_cast<const float*>(p.bias) + sample % p.bias_lead * (output.rows * output.columns);
+      if (!kPlain && p.bias)
+        output.bias = static_cast<const float*>(p.bias) + sample % p.bias_lead * (output.rows * output.columns);
+    }
+    if constexpr (kShared) {
+      exchange_halves(y, half, start, kConsumers);
+      output.move(first_row, first_column + half * (kBlocks == 4 ? 32 : 64));
     }
     output.cut_off = cut_off;
     output.scale = power_of_two(exponent / 2);
     output.rest = power_of_two(exponent - exponent / 2);
     const int from = found_anew(row) + lane / 4;
     const bool odd = lane % 2;
+    constexpr int kTiles = kFactors == 1 ? Products::kTiles : sizeof(y) / 16 / (kShared ? 2 : 1);
 #pragma unroll
-    for (int j = 0; j < Products::kTiles; j += 2) {
+    for (int j = 0; j < kTiles; j += 2) {
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         if constexpr (kFactors == 1) {
@@ -137,18 +178,23 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE_F32(name, size, used, factors)                                 \
+#define KRON_WIDE_F32(name, size, used, factors, blocks, plain)                  \
   extern "C" __global__ void __launch_bounds__(cuops::wide_f32_threads(size), 1) \
-      kron_wide_##name##_f32(const __grid_constant__ cuops::KronWideParams p) {  \
+      kron_wide_##name(const __grid_constant__ cuops::KronWideParams p) {        \
     cuops::wait_in_turn();                                                       \
-    cuops::kron_wide_f32<size, used, factors>(p);                                \
+    cuops::kron_wide_f32<size, used, factors, blocks, plain>(p);                 \
   }
+#define KRON_WIDE_F32_BOTH(name, size, used, factors, blocks)        \
+  KRON_WIDE_F32(name##_f32_plain, size, used, factors, blocks, true) \
+  KRON_WIDE_F32(name##_f32, size, used, factors, blocks, false)
 
-// Instances, as kron_plan_wide.cc asks for them.
-KRON_WIDE_F32(columns_64, 64, 64, 1)
-KRON_WIDE_F32(64, 64, 64, 2)
-KRON_WIDE_F32(96, 128, 96, 2)
-KRON_WIDE_F32(128, 128, 128, 2)
+// Instances, as kron_plan_wide.cc asks for them. Of up to 64, plain ones are slower.
+KRON_WIDE_F32(columns_64_f32, 64, 64, 1, 1, false)
+KRON_WIDE_F32(64_f32, 64, 64, 2, 1, false)
+KRON_WIDE_F32_BOTH(96, 128, 96, 2, 1)
+KRON_WIDE_F32_BOTH(128, 128, 128, 2, 1)
+KRON_WIDE_F32_BOTH(halves, 128, 128, 2, 2)
+KRON_WIDE_F32_BOTH(quarters, 128, 128, 2, 4)
 #else
 extern "C" __global__ void kron_wide_f32_nowhere() {}
 #endif

@@ -36,6 +36,7 @@ __device__ float largest_of_warp(const float (&v)[kCount]) {
 struct PowerOfTwo {
   float first, second;
 
+  PowerOfTwo() = default;
   __device__ explicit PowerOfTwo(int exponent) : first(power_of_two(exponent / 2)), second(power_of_two(exponent - exponent / 2)) {}
   __device__ float of(float v) const { return v * first * second; }
 };

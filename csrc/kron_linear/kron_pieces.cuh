@@ -5,12 +5,12 @@
 
 namespace cuops {
 
-// Of kSize rows and columns, with zeros around it, in pieces of 8 columns. Where rows are no vectors, and columns are contiguous,
-// threads have neighbours of a column.
-template <class T, int kSize, int kThreads>
+// Of kRows rows and kSize columns, with zeros around it, in pieces of 8 columns. Where rows are no vectors, which kVectors says
+// that they are, and columns are contiguous, threads have neighbours of a column.
+template <class T, int kSize, int kThreads, bool kVectors = false, int kRows = kSize>
 struct FactorPieces {
-  static constexpr int kUnits = kSize / 8, kCount = kSize * kUnits / kThreads;
-  static_assert(kThreads % kUnits == 0 && kThreads % kSize == 0);
+  static constexpr int kUnits = kSize / 8, kCount = kRows * kUnits / kThreads;
+  static_assert(kThreads % kUnits == 0 && kThreads % kRows == 0);
   const int thread = threadIdx.x % kThreads;
   int first_row, first_column, row_step, column_step;
   Fetched<T, 8> v[kCount];
@@ -18,16 +18,16 @@ struct FactorPieces {
   __device__ int row(int i) const { return first_row + i * row_step; }
   __device__ int column(int i) const { return first_column + i * column_step; }
 
-  // Those of rows from `from` on; others are zeros.
+  // Of its rows from `from` on.
   __device__ __forceinline__ void load(const KronFactor& f, int from = 0) {
-    const bool down = !f.vectors && f.row_stride == 1;
-    first_row = down ? thread % kSize : thread / kUnits;
-    first_column = (down ? thread / kSize : thread % kUnits) * 8;
+    const bool vectors = kVectors || f.vectors, down = !vectors && f.row_stride == 1;
+    first_row = down ? thread % kRows : thread / kUnits;
+    first_column = (down ? thread / kRows : thread % kUnits) * 8;
     row_step = down ? 0 : kThreads / kUnits;
-    column_step = down ? kThreads / kSize * 8 : 0;
-    const T* const data = static_cast<const T*>(f.data);
-    const auto columns = [&](int i) { return from <= row(i) && row(i) < f.out ? f.in - column(i) : 0; };
-    if (f.vectors) {
+    column_step = down ? kThreads / kRows * 8 : 0;
+    const T* const data = static_cast<const T*>(f.data) + from * f.row_stride;
+    const auto columns = [&](int i) { return row(i) < f.out - from ? f.in - column(i) : 0; };
+    if (vectors) {
       constexpr int kVector = 16 / sizeof(T);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {

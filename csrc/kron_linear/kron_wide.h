@@ -15,13 +15,15 @@ constexpr int wide_registers(int threads) {
   const int block = threads + kWideCopyThreads;
   return (65536 / block / 8 * 8 * block - kWideCopyRegisters * kWideCopyThreads) / threads / 8 * 8;
 }
-// Of X, the rows that one copy takes, and its bytes; the bytes of W1, of 32 bits, and W2; how many copies shared memory has beside
-// these, and its bytes.
+// Of X, the rows that one copy takes, and its bytes; the bytes of W1 and W2; how many copies shared memory has beside these, and
+// its bytes: as many as have room, but no more than help.
 constexpr int wide_rows(int size, int element_size) { return element_size == 2 ? size : 64; }
 constexpr int wide_copy(int size, int element_size) { return wide_rows(size, element_size) * size * element_size; }
-constexpr int wide_factors(int size, int element_size) { return size * size * (4 + element_size); }
+constexpr int wide_factors(int size, int element_size) { return 2 * size * size * element_size; }
+constexpr int kWideMostSlots = 16;
 constexpr int wide_slots(int size, int element_size) {
-  return (225 * 1024 - wide_factors(size, element_size)) / wide_copy(size, element_size);
+  const int room = (225 * 1024 - wide_factors(size, element_size)) / wide_copy(size, element_size);
+  return room < kWideMostSlots ? room : kWideMostSlots;
 }
 constexpr int wide_bytes(int size, int element_size) {
   return 1024 + wide_factors(size, element_size) + wide_slots(size, element_size) * wide_copy(size, element_size);
@@ -35,7 +37,6 @@ struct KronWideParams {
   KronFactor factors[2];
   int columns;   // beyond the only factor, or 0: a sample is all that has the same of them, 64 at a time
   int box_rows;  // of x, that one copy takes
-  int slices;    // blocks that share a sample, each with 64 rows of its results
   bool as_tf32;
 };
 static_assert(sizeof(KronWideParams) == 384, "host and device must agree on the layout");

@@ -11,12 +11,12 @@ constexpr int kLogSums = 7;  // of a sum's terms, at most
 
 // Of two products a b and (a b) c, Role says whether c is a sample's (kSums: of all samples there is one result), whether a is the
 // sample's rather than b, and which matrices products take across: where sums are over rows of the second operand, or columns of
-// the first.
-template <class Role, int kSize, int kUsed>
+// the first. Threads have the kColumns columns of a first product from the one that is said on.
+template <class Role, int kSize, int kUsed, int kColumns = kUsed>
 struct WideProducts {
   using Tile = WideTile<kSize>;
   using Exponents = typename Tile::Exponents;
-  static constexpr int kTiles = kUsed / 8, kSteps = kUsed / 16;
+  static constexpr int kTiles = kColumns / 8, kSteps = kUsed / 16, kColumnSteps = kColumns / 16;
   using Results = float[kTiles][4];
   static constexpr float kShift = 1.0f / (1 << (15 + kLogSums));  // brings a first product below 2^15, as both were
 
@@ -78,9 +78,11 @@ struct WideProducts {
     end_products();
   }
 
-  // t = a b, divided by a power of two, which is returned. `of` is the sample's tile; `row` the first of a warp.
-  __device__ __forceinline__ static int first(Results& t, unsigned a_tile, unsigned b_tile, const Exponents& of, int row) {
-    const unsigned a = operand<Role::kAcrossA>(a_tile, row / 64 * 64), b = operand<Role::kAcrossB>(b_tile);
+  // t = a b, divided by a power of two, which is returned. `of` is the sample's tile; `row` the first of a warp, `column` its first
+  // one of b.
+  __device__ __forceinline__ static int first(Results& t, unsigned a_tile, unsigned b_tile, const Exponents& of, int row,
+                                              int column = 0) {
+    const unsigned a = operand<Role::kAcrossA>(a_tile, row / 64 * 64), b = operand<Role::kAcrossB>(b_tile, column);
     // Of the step, and of each 32 of b's columns.
     const auto exponent = [&](int s, int quarter) {
       return Role::kIsA ? Role::kAcrossA ? of[s][row / 32] : of[row / 16][s / 2] : of[s][quarter];
@@ -98,7 +100,8 @@ struct WideProducts {
     const auto add = [&](const Results& part, int pair, int second) {
 #pragma unroll
       for (int i = 0; i < 4 * kTiles; ++i) {
-        const float scale = power_of_two(exponent(2 * pair + second, i / 16 % kQuarters) - most);
+        const int quarter = kColumns == kUsed ? i / 16 % kQuarters : i / 16 + column / 32;
+        const float scale = power_of_two(exponent(2 * pair + second, quarter) - most);
         t[i / 4][i % 4] = fmaf(part[i / 4][i % 4], scale, t[i / 4][i % 4]);
       }
     };
@@ -120,23 +123,26 @@ struct WideProducts {
   }
 
   // y = t c, where c is a factor. Tensor cores form whole sums, those of lower halves first: what is cut off of these is little.
-  __device__ __forceinline__ static void whole_second(Results& y, const Results& t, unsigned c_tile) {
+  template <int kCount>
+  __device__ __forceinline__ static void whole_second(float (&y)[kCount][4], const Results& t, unsigned c_tile, int column = 0) {
     static_assert(!Role::kSums);
-    const unsigned c = operand<Role::kAcrossC>(c_tile);
-    Halves halves[kSteps];
+    const unsigned c = operand<Role::kAcrossC>(c_tile) + step<Role::kAcrossC>(column / 16);
+    Halves halves[kColumnSteps];
 #pragma unroll
-    for (int i = 0; i < 4 * kSteps; ++i) {
+    for (int i = 0; i < 4 * kColumnSteps; ++i) {
       const float* const two = &t[i / 2][i % 2 * 2];
       split<__half>(two[0] * kShift, two[1] * kShift, halves[i / 4].high[i % 4], halves[i / 4].low[i % 4]);
     }
     begin_products(y);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) multiply<__half, Role::kAcrossC>(y, halves[s].low, matrix(c + step<Role::kAcrossC>(s)), s > 0);
+    for (int s = 0; s < kColumnSteps; ++s)
+      multiply<__half, Role::kAcrossC>(y, halves[s].low, matrix(c + step<Role::kAcrossC>(s)), s > 0);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
+    for (int s = 0; s < kColumnSteps; ++s)
       multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + Tile::kLow / 16 + step<Role::kAcrossC>(s)), true);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + step<Role::kAcrossC>(s)), true);
+    for (int s = 0; s < kColumnSteps; ++s)
+      multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + step<Role::kAcrossC>(s)), true);
     end_products();
     wait_for_products<0>(y);
   }

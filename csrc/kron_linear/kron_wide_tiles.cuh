@@ -41,12 +41,12 @@ __device__ inline float largest_of(const float (&v)[8]) {
 // NaN counts as none here, and stays NaN.
 __device__ inline int exponent_of_warp(float most) { return exponent_of(__reduce_max_sync(~0u, __float_as_int(most))); }
 
-// A factor, of which 256 threads make a tile.
-template <int kSize>
+// A factor, of which 256 threads make a tile, or its first kRows rows.
+template <int kSize, bool kVectors = false, int kRows = kSize>
 struct WideFactor {
   using Tile = WideTile<kSize>;
   static constexpr int kWarps = 8;
-  using Pieces = FactorPieces<float, kSize, kWarps * 32>;
+  using Pieces = FactorPieces<float, kSize, kWarps * 32, kVectors, kRows>;
 
   // Of numbers divided by the power of two of the largest, whose exponent is left where it is asked for. `near`: of each 16 rows,
   // neighbours are where a thread has four neighbours of what products with them give.
@@ -95,8 +95,9 @@ class WideMaker {
                        unsigned long long (&arrivals)[wide_f32_pieces(kSize)])
       : first_(first), second_(second), count_(count), turns_(turns), pieces_(pieces), arrivals_(arrivals), next_(turns.first) {}
 
-  // Asks for the pieces that shared memory has room for.
-  __device__ void start() {
+  // Makes all tiles, in the first `slots` of the places that `tiles` has.
+  template <class Shared>
+  __device__ void make(char* tiles, Shared& shared, int slots) {
     if (lane_ == 0) {
 #pragma unroll 1
       for (int i = 0; i < kPieces; ++i) init_arrivals(&arrivals_[i], 1);
@@ -105,11 +106,6 @@ class WideMaker {
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < kPieces; ++i) ask(i);
-  }
-
-  // Makes all tiles, in the first `slots` of the places that `tiles` has.
-  template <class Shared>
-  __device__ void make(char* tiles, Shared& shared, int slots) {
     const int from = swizzled(lane_ % 8, lane_ / 8 * 2), to = Tile::place_of(lane_ % 8, quarter_ * 32 + lane_ / 8 * 8);
     int place = 0, slot = 0;
     unsigned arrived = 0, left = 1;

@@ -50,6 +50,7 @@ struct KronGroup {
   int first = 0, count = 0;
   bool fused = false;
   Kernel* kernel = nullptr;
+  Kernel* plain = nullptr;  // where there is one for factors that come in vectors, without a bias
   std::variant<KronFwdParams, KronTunedParams, KronSmallParams, KronAxesParams, KronDirectParams, KronHalfParams, KronWideParams,
                KronCubeParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct,
                KronOneDots>

@@ -1,6 +1,7 @@
 // The plan of the kernels of kron_linear_wide.cu and kron_linear_wide_f32.cu.
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "kron_linear/kron_wide_f32.h"
 #include "kron_plan.h"
@@ -13,11 +14,23 @@ struct Times {
   double start, products;
 };
 // By the size of tiles; in 16 bits and as TF32; in float32.
-constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{10.3, 2.05}, {13, 3.1}}, k96 = {9.8, 1.25};
+constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{10, 1.75}, {13, 3.1}}, k96 = {8.8, 1.2};
 constexpr Times kF32[] = {{7.7, 0.9}, {10.2, 3.3}, {12, 5.4}}, kColumnsF32 = {7.7, 0.6};
-constexpr double kSlice = 3.5;   // that the products of a sample take less where two blocks share it
-constexpr double kBytes = 35e3;  // of device memory
-constexpr double kHidden = 0.2;  // of the shorter of memory and arithmetic
+constexpr Times kHalvesF32 = {8.5, 4.5}, kQuartersF32 = {8, 3.6};  // of samples that blocks share
+constexpr double kBytes = 35e3;                                    // of device memory
+constexpr double kHidden = 0.2;                                    // of the shorter of memory and arithmetic
+
+// A kernel for all calls, and one for plain ones.
+struct WideKernels {
+  Kernel any, plain;
+
+  WideKernels(const char* source, const std::string& name)
+      : any(source, "kron_wide_" + name), plain(source, "kron_wide_" + name + "_plain") {}
+  void set(KronGroup* group) {
+    group->kernel = &any;
+    group->plain = &plain;
+  }
+};
 
 // `blocks` have so many samples, or parts of such, each.
 KronGroup finish(KronGroup group, const KronProblem& problem, const Times& time, std::int64_t samples, std::int64_t blocks) {
@@ -42,15 +55,12 @@ KronGroup plan_short(const KronProblem& problem, std::int64_t most, std::int64_t
   const int element_size = size_of(problem.dtype), size = most <= 64 ? 64 : kWideMost;
   if (wide_bytes(size, element_size) > device.shared_bytes) return group;
   const bool is_96 = size > 64 && most <= 96 && element_size == 2;
-  static Kernel kernels[][3] = {{{"kron_linear_wide", "kron_wide_64_tf32"},
-                                 {"kron_linear_wide", "kron_wide_64_f16"},
-                                 {"kron_linear_wide", "kron_wide_64_bf16"}},
-                                {{"kron_linear_wide", "kron_wide_128_tf32"},
-                                 {"kron_linear_wide", "kron_wide_128_f16"},
-                                 {"kron_linear_wide", "kron_wide_128_bf16"}}};
-  static Kernel kernels_96[] = {{"kron_linear_wide", "kron_wide_96_f16"}, {"kron_linear_wide", "kron_wide_96_bf16"}};
-  const int type = element_size == 4 ? 0 : problem.dtype == kFloat16 ? 1 : 2;
-  group.kernel = is_96 ? &kernels_96[type - 1] : &kernels[size / 128][type];
+  constexpr const char* kSource = "kron_linear_wide";
+  static WideKernels tf32[] = {{kSource, "64_tf32"}, {kSource, "128_tf32"}},
+                     f16[] = {{kSource, "64_f16"}, {kSource, "128_f16"}, {kSource, "96_f16"}},
+                     bf16[] = {{kSource, "64_bf16"}, {kSource, "128_bf16"}, {kSource, "96_bf16"}};
+  WideKernels* const of_dtype = element_size == 4 ? tf32 : problem.dtype == kFloat16 ? f16 : bf16;
+  of_dtype[size == 64 ? 0 : is_96 ? 2 : 1].set(&group);
   KronWideParams& p = group.params.emplace<KronWideParams>();
   p.rows = problem.rows;
   p.box_rows = wide_rows(size, element_size);
@@ -64,21 +74,32 @@ KronGroup plan_f32(const KronProblem& problem, std::int64_t most, std::int64_t b
   KronGroup group(problem);
   const int size = most <= 64 ? 64 : 128;
   if (wide_f32_bytes(size) > device.shared_bytes) return group;
-  static Kernel kernels[] = {{"kron_linear_wide_f32", "kron_wide_64_f32"},
-                             {"kron_linear_wide_f32", "kron_wide_96_f32"},
-                             {"kron_linear_wide_f32", "kron_wide_128_f32"}};
-  const int kind = most <= 64 ? 0 : most <= 96 ? 1 : 2;
-  group.kernel = &kernels[kind];
-  group.slices = size == 128 && problem.sizes[0].out > 64 && 2 * problem.rows <= device.multiprocessors ? 2 : 1;
+  constexpr const char* kSource = "kron_linear_wide_f32";
+  static Kernel of_64(kSource, "kron_wide_64_f32");
+  static WideKernels of_96(kSource, "96_f32"), of_128(kSource, "128_f32"), halves(kSource, "halves_f32"),
+      quarters(kSource, "quarters_f32");
+  Times time = kF32[most <= 64 ? 0 : most <= 96 ? 1 : 2];
+  // Few samples, of which each block has 64 rows of the results, or 64 columns of these.
+  const bool tall = problem.sizes[0].out > 64, large = tall && problem.sizes[1].out > 64;
+  if (large && 4 * problem.rows <= device.multiprocessors) {
+    quarters.set(&group);
+    group.slices = 4;
+    time = kQuartersF32;
+  } else if (tall && 2 * problem.rows <= device.multiprocessors) {
+    halves.set(&group);
+    group.slices = 2;
+    time = kHalvesF32;
+  } else if (most > 64) {
+    (most <= 96 ? of_96 : of_128).set(&group);
+  } else {
+    group.kernel = &of_64;
+  }
   KronWideParams& p = group.params.emplace<KronWideParams>();
   p.rows = problem.rows;
   p.box_rows = kWideF32Rows;
-  p.slices = group.slices;
   group.shape = {static_cast<unsigned>(blocks * group.slices), static_cast<unsigned>(wide_f32_threads(size)), 1, 1,
                  static_cast<unsigned>(wide_f32_bytes(size))};
-  Times time = kF32[kind];
-  if (group.slices > 1) time.products -= kSlice;
-  return finish(group, problem, time, problem.rows, blocks);
+  return finish(group, problem, time, problem.rows * group.slices, blocks * group.slices);
 }
 
 // One factor, with columns beyond it.
@@ -90,14 +111,13 @@ KronGroup plan_columns(const KronProblem& problem, const KronDevice& device) {
   if (most <= 32 || most > kSize || problem.inner % 4 != 0 || problem.inner > INT32_MAX || parts > INT32_MAX ||
       wide_f32_bytes(kSize) > device.shared_bytes)
     return group;
-  static Kernel kernel{"kron_linear_wide_f32", "kron_wide_columns_64_f32"};
+  static Kernel kernel("kron_linear_wide_f32", "kron_wide_columns_64_f32");
   group.kernel = &kernel;
   group.columns = kSize;
   KronWideParams& p = group.params.emplace<KronWideParams>();
   p.rows = problem.rows;
   p.columns = static_cast<int>(problem.inner);
   p.box_rows = kWideF32Rows;
-  p.slices = 1;
   const std::int64_t blocks = std::min<std::int64_t>(parts, device.multiprocessors);
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_f32_threads(kSize)), 1, 1,
                  static_cast<unsigned>(wide_f32_bytes(kSize))};
