@@ -36,8 +36,10 @@ def plan(
 
 def in_place(x: Tensor) -> Tensor:
     """x, or a copy where the library could not read it, or not in vectors though its rows are whole ones."""
-    size = x.element_size()
-    readable = x.is_contiguous() or (x.ndim <= 3 and x.stride(-1) == 1)
+    size, contiguous = x.element_size(), x.is_contiguous()
+    if contiguous and x.data_ptr() % VECTOR == 0:
+        return x
+    readable = contiguous or (x.ndim <= 3 and x.stride(-1) == 1)
     if readable and x.shape[-1] * size % VECTOR == 0:
         readable = x.data_ptr() % VECTOR == 0 and all(step * size % VECTOR == 0 for step in x.stride()[:-1])
     return x if readable else x.clone(memory_format=torch.contiguous_format)
@@ -54,8 +56,18 @@ def tf32_allowed(x: Tensor) -> bool:
 
 
 def plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, bool]]:
-    sizes = tuple(size for w in factors for size in w.shape)
-    return plan(x.dtype, x.numel() // x.shape[-1], sizes, inner, tf32_allowed(x), x.device.index)
+    sizes = tuple([size for w in factors for size in w.shape])
+    return plan(x.dtype, x.numel() // x.shape[-1], sizes, inner, tf32_allowed(x), x.get_device())
+
+
+def launch(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None) -> Tensor:
+    """The factors by one launch of a fused kernel."""
+    columns = inner
+    for w in factors:
+        columns *= w.shape[0]
+    y = x.new_empty(*x.shape[:-1], columns)
+    library().kron_linear_fwd(y, x, factors, inner, bias, tf32_allowed(x))
+    return y
 
 
 def fused_chain(
@@ -65,9 +77,11 @@ def fused_chain(
 
     `states`: as in `apply`, where it takes the groups in place.
     """
-    if all(count == 1 and not is_fused for _, count, is_fused in plan_of(x, factors, 1)):
+    groups, bias = plan_of(x, factors, 1), None if bias is None else bias.contiguous()
+    if len(groups) == 1 and groups[0][2]:
+        return launch(in_place(x), factors, 1, bias)
+    if all(count == 1 and not is_fused for _, count, is_fused in groups):
         return chain_of_matmuls(x, factors, bias)
-    bias = None if bias is None else bias.contiguous()
     y, shape = apply(in_place(x), factors, 1, bias, states), out_shape(x, factors)
     return y if y.shape == shape else y.reshape(shape)
 
@@ -79,22 +93,18 @@ def apply(
 
     `states`: where what all groups but the first one are applied to goes.
     """
-    tf32, last, groups = tf32_allowed(x), x.shape[-1], plan_of(x, factors, inner)
-    rows = x.numel() // last
+    last, groups = x.shape[-1], plan_of(x, factors, inner)
     if len(groups) == 1 and groups[0][2]:
-        y = x.new_empty(*x.shape[:-1], math.prod(w.shape[0] for w in factors) * inner)
-        library().kron_linear_fwd(y, x, factors, inner, bias, tf32)
-        return y
-    state, rest = x.reshape(rows, last), last
+        return launch(x, factors, inner, bias)
+    state, rest = x.reshape(x.numel() // last, last), last
     for first, count, is_fused in groups:
         group = factors[first : first + count]
-        i, o = math.prod(w.shape[1] for w in group), math.prod(w.shape[0] for w in group)
+        i = math.prod(w.shape[1] for w in group)
         rest //= i
         last_bias = bias if first + count == len(factors) else None
         state = state.reshape(-1, i * rest)
         if is_fused:
-            before, state = state, state.new_empty(len(state), o * rest)
-            library().kron_linear_fwd(state, before, group, rest, last_bias, tf32)
+            state = launch(state, group, rest, last_bias)
         else:
             state = apply_along(state, product_of(group), rest, last_bias)
         if states is not None and first + count < len(factors):
