@@ -15,23 +15,25 @@ namespace cuops {
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and nothing else, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
 // which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
-// these, and it is read once the row is summed.
-template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false>
+// these, and it is read once the row is summed. kFull: parts of warps have all rows, and nobody has fewer vectors than another.
+template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false,
+          bool kFull = false>
 __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM_OF(Acc, 1, kClusters, team);
   if (p.overlaps) wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
-  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
-  const bool active = wanted < p.rows;
+  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y,
+                  row = kFull ? wanted : min(wanted, p.rows - 1);
+  const bool active = kFull || wanted < p.rows;
   const T* x = static_cast<const T*>(p.x.data) + row * p.x.stride;
   T* const y = static_cast<T*>(p.y.data) + row * p.y.stride;
   const T* const parameter = static_cast<const T*>(p.weight);
   const Division<T, kWidth, kPhased, int> division(x, p.n);
   const int first = kClusters ? team.first() : threadIdx.x, step = kClusters ? team.threads() : blockDim.x;
-  auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
-  auto exists = [&](int i) { return first + i * step < division.packs; };
+  auto pack = [&](int i) { return kFull ? first + i * step : min(first + i * step, division.packs - 1); };
+  auto exists = [&](int i) { return kFull || first + i * step < division.packs; };
   const Passing passing(p.released_from != kNoRow);
 
   Vector<T> held[kResident], weight[kLate ? 1 : kResident];
@@ -86,11 +88,12 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     for (int e = first + step; e < division.edges; e += step)
       sum += convert<Acc>(x[division.edge(e)]) * convert<Acc>(x[division.edge(e)]);
   }
-  sum = team.reduce(sum, Sum());
+  sum = kFull ? reduce_lanes(sum, blockDim.x, Sum()) : team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
   Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
-  if (__builtin_expect(team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0)) {
+  const bool rare = !(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest);
+  if (__builtin_expect(kFull ? __any_sync(~0u, rare) : team.any(rare), 0)) {
     return careful_row(x, active ? y : nullptr, parameter, rstd_at, p.n, constants, team);
   }
   if (!active) return;
@@ -192,18 +195,19 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor to hide one another's
-// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late.
+// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late, full.
 #if CUOPS_TUNED
 #define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd_held<T, __VA_ARGS__>(p);                                                                              \
   }
-#define RMS_NORM_FWD_OF(name, T)                               \
-  RMS_NORM_FWD(name, T, short, 512, 3, 2)                      \
-  RMS_NORM_FWD(name, T, residual, 512, 2, 2, false, true)      \
-  RMS_NORM_FWD(name, T, middle, 512, 2, 4, false, false, true) \
-  RMS_NORM_FWD(name, T, wide, 256, 2, 8, false, false, true)   \
-  RMS_NORM_FWD(name, T, phased_short, 256, 4, 2, true)         \
+#define RMS_NORM_FWD_OF(name, T)                                            \
+  RMS_NORM_FWD(name, T, short, 512, 3, 2)                                   \
+  RMS_NORM_FWD(name, T, full, 128, 12, 2, false, false, false, false, true) \
+  RMS_NORM_FWD(name, T, residual, 512, 2, 2, false, true)                   \
+  RMS_NORM_FWD(name, T, middle, 512, 2, 4, false, false, true)              \
+  RMS_NORM_FWD(name, T, wide, 256, 2, 8, false, false, true)                \
+  RMS_NORM_FWD(name, T, phased_short, 256, 4, 2, true)                      \
   RMS_NORM_FWD(name, T, phased, 256, 2, 8, true)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)

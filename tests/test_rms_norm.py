@@ -207,7 +207,11 @@ def test_more_rows_than_the_cache_holds(dtype, n, with_residual):
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "vectors"), [(2049, 65), (4099, 125), (16387, 49), (90_001, 24), (16, 32768), (17, 18440), (20, 20000)]
+    ("rows", "vectors"),
+    [
+        *[(2049, 65), (4099, 125), (16387, 49), (90_001, 24), (16, 32768), (17, 18440), (20, 20000)],
+        *[(2048, 2), (384, 8), (4096, 32), (1024, 64)],  # rows that fill parts of warps
+    ],
 )
 def test_as_many_rows_as_have_a_kernel_of_their_own(rows, vectors, dtype):
     n = vectors * 16 // dtype.itemsize

@@ -11,9 +11,10 @@ namespace cuops {
 namespace {
 
 // Those whose rows stay in registers are in rms_norm.cu, the pair of rms_norm_parts.cu comes after them, and the last three are in
-// rms_norm_any.cu. All but the last two are for the common case, the second with a residual.
+// rms_norm_any.cu. All but the last two are for the common case, kResidual with a residual.
 enum Variant {
   kShort,
+  kFull,
   kResidual,
   kMiddle,
   kWide,
@@ -33,8 +34,8 @@ Kernel& kernel_of(DType dtype, Variant variant) {
   struct Table {
     Kernel* at[4][kVariants];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_short",  "_residual", "_middle", "_wide", "_late",    "_stay", "_phased_short",
-                                          "_phased", "_sums",     "_parts",  "_long", "_vectors", "_any"};
+      constexpr const char* suffixes[] = {"_short",        "_full",   "_residual", "_middle", "_wide", "_late",    "_stay",
+                                          "_phased_short", "_phased", "_sums",     "_parts",  "_long", "_vectors", "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = 0; v < kVariants; ++v)
           at[t][v] = new Kernel(v < kSums   ? "rms_norm"
@@ -126,7 +127,9 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
   if (problem.aligned && !is_double && (leave_room || many_blocks)) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
-    return Found(kShort, resident_shape(rows, packs, 2, 256));
+    const LaunchShape shape = resident_shape(rows, packs, 2, 256);
+    const bool full = shape.block_x <= 32 && packs == 2 * shape.block_x && rows % shape.block_y == 0;
+    return Found(full ? kFull : kShort, shape);
   }
   if (problem.aligned && !is_double && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
     return Found(kMiddle, resident_shape(rows, packs, 4, 384));
