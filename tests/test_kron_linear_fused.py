@@ -104,15 +104,21 @@ def test_small_factors_with_columns_beyond_them(sizes, rows, inner):
 )
 def test_large_samples_of_small_factors_in_one_launch(sizes, rows):
     columns, gap = math.prod(sizes), 8
+    launches = len(cuops.kron_plan(rows, [(n, n) for n in sizes]).groups)
+    assert (
+        launches == 1 or _backend.choose().name == "cu118"
+    )  # whose code has no clusters, which those of 2^16 elements need
     factors = [w.mT for w in factors_of([(n, n) for n in sizes])]
     bias = random((columns + 1,), seed=8)[1:]
     views = random((rows, columns + 16))
     for x, given in ((views[:, :columns].contiguous(), None), (views[:, 4 : 4 + columns], bias)):
         want = chain_of_matmuls(x.double(), [w.double() for w in factors], None if given is None else given.double())
-        y = torch.full((rows, columns + gap), math.nan, device="cuda")
-        _backend.library().kron_linear_fwd(y[:, :-gap], x, factors, 1, given, False)
-        assert distance(y[:, :-gap], want) < 1e-6
-        assert y[:, -gap:].isnan().all()
+        assert distance(cuops.kron_linear(x, factors, given), want) < 1e-6
+        if launches == 1:
+            y = torch.full((rows, columns + gap), math.nan, device="cuda")
+            _backend.library().kron_linear_fwd(y[:, :-gap], x, factors, 1, given, False)
+            assert distance(y[:, :-gap], want) < 1e-6
+            assert y[:, -gap:].isnan().all()
 
 
 @gpu
@@ -197,7 +203,7 @@ def test_one_kernel_takes_rows_that_are_no_multiple_of_8(sizes, dtype, rows):
 
 
 @gpu
-@pytest.mark.parametrize("rows", [1, 3, 33, 150, 700])
+@pytest.mark.parametrize("rows", [1, 3, 33, 66, 150, 700])
 @pytest.mark.parametrize("sizes", FUSED + OF_FLOAT32)
 def test_any_batch_with_a_bias(rows, sizes):
     rows = min(rows, max(3, (1 << 24) // columns_of(sizes)))

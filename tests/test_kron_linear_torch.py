@@ -255,7 +255,7 @@ def test_works_on_the_current_stream():
         x.fill_(2.0)
         y = cuops.kron_linear(x, [w, w])
     stream.synchronize()
-    assert torch.equal(y, torch.full_like(y, 8192.0))
+    torch.testing.assert_close(y, torch.full_like(y, 8192.0))
 
 
 @gpu
