@@ -156,6 +156,24 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
 
 }  // namespace
 
+double KronProblem::in() const {
+  double elements = static_cast<double>(inner);
+  for (const KronSize& size : sizes) elements *= static_cast<double>(size.in);
+  return elements;
+}
+
+double KronProblem::out() const {
+  double elements = static_cast<double>(inner);
+  for (const KronSize& size : sizes) elements *= static_cast<double>(size.out);
+  return elements;
+}
+
+void set_costs(const KronProblem& problem, KronGroup* group) {
+  const double rows = static_cast<double>(problem.rows), in = problem.in();
+  group->bytes = rows * (size_of(problem.dtype) * (in + problem.out()));
+  group->operations = rows * operations_of(problem.sizes.rbegin(), problem.sizes.rend(), in);
+}
+
 KronDivisor kron_divisor(std::int64_t d) {
   return {static_cast<unsigned>(d), d == 1 ? 0 : static_cast<unsigned>((std::uint64_t{1} << 32) / d + 1)};
 }

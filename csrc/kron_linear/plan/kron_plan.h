@@ -39,6 +39,10 @@ struct KronProblem {
   bool near = true;          // strides of factors are small
   std::int64_t rows, inner;  // samples; columns beyond the factors' axes
   std::vector<KronSize> sizes;
+
+  // Elements of a row of x, and of y.
+  double in() const;
+  double out() const;
 };
 
 // What plans say to kernels that take one factor, and no more than it and arrays: kron_linear_product.cu and kron_linear_dots.cu.
@@ -98,6 +102,9 @@ double operations_of(Factor factor, Factor end, double state) {
   }
   return operations;
 }
+
+// What a group that applies all factors, the last one first, reads and writes, and its operations.
+void set_costs(const KronProblem& problem, KronGroup* group);
 
 // The best launch of the general kernel, and of those for certain sizes; not fused where there is none.
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device);

@@ -17,15 +17,9 @@ constexpr double kHidden = 0.25;  // of the shorter of memory and arithmetic
 
 // `products`: the time of a sample's.
 KronGroup finish(KronGroup group, const KronProblem& problem, double start, double products, std::int64_t blocks) {
-  double in = 1, out = 1;
-  for (const KronSize& size : problem.sizes) {
-    in *= static_cast<double>(size.in);
-    out *= static_cast<double>(size.out);
-  }
-  const double rows = static_cast<double>(problem.rows), bytes = size_of(problem.dtype) * (in + out);
-  group.bytes = rows * bytes;
-  group.operations = rows * operations_of(problem.sizes.rbegin(), problem.sizes.rend(), in);
-  const double memory = bytes / kBytes, round = std::max(products, memory) + kHidden * std::min(products, memory);
+  set_costs(problem, &group);
+  const double memory = group.bytes / static_cast<double>(problem.rows) / kBytes,
+               round = std::max(products, memory) + kHidden * std::min(products, memory);
   group.nanoseconds = 1e3 * (start + round * static_cast<double>(ceil_div(problem.rows, blocks)));
   group.fused = true;
   return group;

@@ -30,14 +30,8 @@ struct Shared {
 };
 
 void finish(const KronProblem& problem, const KronDevice& device, double start, double compute, KronGroup* group) {
-  double in = static_cast<double>(problem.inner), out = in;
-  for (const KronSize& size : problem.sizes) {
-    in *= static_cast<double>(size.in);
-    out *= static_cast<double>(size.out);
-  }
-  const double rows = static_cast<double>(problem.rows);
-  group->bytes = size_of(problem.dtype) * rows * (in + out);
-  group->operations = rows * operations_of(problem.sizes.begin(), problem.sizes.end(), in);
+  set_costs(problem, group);
+  group->operations = static_cast<double>(problem.rows) * operations_of(problem.sizes.begin(), problem.sizes.end(), problem.in());
   const double memory = group->bytes / kBytes / device.multiprocessors;
   if (device.cuda < 120) compute *= kOldCompiler;
   group->nanoseconds = 1e3 * (start + std::max(compute, memory) + kHidden * std::min(compute, memory));

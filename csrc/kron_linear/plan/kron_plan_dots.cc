@@ -259,14 +259,10 @@ KronGroup plan_dots(const KronProblem& problem, const KronDevice& device) {
   if (std::isinf(group.nanoseconds)) return group;
   group.fused = true;
   group.kernel = group.count == 1 ? &dots_kernel(problem.dtype) : &terms_kernel(problem.dtype, group.count);
-  double in = 1, out = 1;
-  for (const KronSize& size : problem.sizes) {
-    in *= static_cast<double>(size.in);
-    out *= static_cast<double>(size.out);
-  }
-  const double results = static_cast<double>(problem.rows) * out;
-  group.bytes = size_of(problem.dtype) * problem.rows * (in + out);
-  group.operations = (group.count == 1 ? 2 : group.count + 1) * results * in;
+  const double results = static_cast<double>(problem.rows) * problem.out(),
+               terms = problem.in() / static_cast<double>(problem.inner);
+  set_costs(problem, &group);
+  group.operations = (group.count == 1 ? 2 : group.count + 1) * results * terms;
   group.shape = {static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(results) << lanes_log, kDotsThreads)), kDotsThreads};
   return group;
 }

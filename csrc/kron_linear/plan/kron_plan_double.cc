@@ -38,12 +38,10 @@ KronGroup plan_double(const KronProblem& problem, const KronDevice& device) {
                              {"kron_linear_double", "kron_double_64"}};
   group.kernel = &kernels[which];
   group.shape = {static_cast<unsigned>(blocks), 32u * samples * warps, 1, 1, static_cast<unsigned>(double_bytes(size))};
-  const double in = static_cast<double>(first.in * last.in), out = static_cast<double>(first.out * last.out);
-  group.bytes = 8.0 * problem.rows * (in + out);
-  group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
+  set_costs(problem, &group);
   // Zeros are multiplied, too.
   const double products = 2.0 * ceil_div(size, 16) * (size / 8) * (size / 8);
-  const double memory = 8 * (in + out) / kBytes, compute = products * kMma;
+  const double memory = group.bytes / problem.rows / kBytes, compute = products * kMma;
   const double turns = static_cast<double>(ceil_div(problem.rows, blocks));
   // The vendor's products have work for all multiprocessors.
   const double alone = kAlone * (2 * problem.rows < device.multiprocessors ? kHalfIdle : 1);

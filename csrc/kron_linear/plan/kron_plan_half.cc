@@ -22,12 +22,7 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
   if (device.tuned != 90 || size_of(problem.dtype) != 2 || problem.inner != 1 || group.count < 2 || group.count > 3) return group;
   const bool cube = group.count == 3;
   std::int64_t most = 0;
-  double in = 1, out = 1;
-  for (const KronSize& size : sizes) {
-    most = std::max({most, size.in, size.out});
-    in *= static_cast<double>(size.in);
-    out *= static_cast<double>(size.out);
-  }
+  for (const KronSize& size : sizes) most = std::max({most, size.in, size.out});
   const int size = most <= 32 ? 32 : 64, units = cube ? kHalfCubeUnits : half_units(size);
   // Of up to 16, zeros would be most of the work.
   if (most <= 16 || most > (cube ? 32 : 64) || sizes.back().in % 8 != 0 || sizes.back().out % 8 != 0 ||
@@ -45,12 +40,10 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
                                  {"kron_linear_half", "kron_half_cube_bf16"}}};
   group.kernel = &kernels[problem.dtype == kBFloat16][cube ? 2 : size / 64];
   group.shape = {static_cast<unsigned>(blocks), 32u * kHalfWarps, 1, 1, static_cast<unsigned>(16 * units)};
-
-  group.bytes = 2.0 * problem.rows * (in + out);
-  group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), in);
+  set_costs(problem, &group);
   // Zeros are multiplied, too. Products of 16 bits take half as long as those in TF32.
   const double products = size * size / 128.0 * (size / 16.0) * (cube ? 5 * 32 : 3);
-  const double memory = 2 * (in + out) / kBytes, compute = products * kMma;
+  const double memory = group.bytes / problem.rows / kBytes, compute = products * kMma;
   const double together = static_cast<double>(std::min(samples, ceil_div(problem.rows, blocks)));
   const double alone = cube ? kCubeRound + kAlone * products / kHalfWarps : kAlone * products;
   const double round = alone + together * (std::max(compute, memory) + kHidden * std::min(compute, memory));

@@ -90,8 +90,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of
   group.kernel = &kernels[problem.dtype][together > 1];
   group.slices = p.slices;
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(bytes)};
-  group.bytes = size_of(problem.dtype) * static_cast<double>(problem.rows) * static_cast<double>(in + out);
-  group.operations = static_cast<double>(problem.rows) * operations_of(sizes.rbegin(), sizes.rend(), static_cast<double>(in));
+  set_costs(problem, &group);
   group.nanoseconds = 1e3 * us;
   group.fused = true;
   return group;

@@ -34,14 +34,7 @@ struct WideKernels {
 
 // `blocks` have so many samples, or parts of such, each.
 KronGroup finish(KronGroup group, const KronProblem& problem, const Times& time, std::int64_t samples, std::int64_t blocks) {
-  double in = static_cast<double>(problem.inner), out = in;
-  for (const KronSize& size : problem.sizes) {
-    in *= static_cast<double>(size.in);
-    out *= static_cast<double>(size.out);
-  }
-  const double rows = static_cast<double>(problem.rows), bytes = size_of(problem.dtype) * (in + out);
-  group.bytes = rows * bytes;
-  group.operations = rows * operations_of(problem.sizes.rbegin(), problem.sizes.rend(), in);
+  set_costs(problem, &group);
   const double memory = group.bytes / static_cast<double>(samples) / kBytes;
   const double round = std::max(time.products, memory) + kHidden * std::min(time.products, memory);
   group.nanoseconds = 1e3 * (time.start + round * static_cast<double>(ceil_div(samples, blocks)));
