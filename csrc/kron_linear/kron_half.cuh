@@ -67,8 +67,8 @@ struct FactorPart {
 };
 
 // The exponents that factors are scaled down by, after which sums stay finite, from the largest magnitudes of each warp's elements.
-// kWarps of the block, the first ones, call this; `maxima` are for kCount * kWarps.
-template <class T, int kWarps, int kCount>
+// kWarps of the block, the first ones, call this; `maxima` are for kCount * kWarps. kTop: what the largest element is given.
+template <class T, int kWarps, int kTop = kHalfTop<T>, int kCount>
 __device__ void find_exponents(int* maxima, int (&exponents)[kCount], const int (&own)[kCount]) {
   const int lane = threadIdx.x % 32;
   if (lane == 0) {
@@ -79,7 +79,8 @@ __device__ void find_exponents(int* maxima, int (&exponents)[kCount], const int 
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int bits = __reduce_max_sync(~0u, maxima[i * kWarps + lane % kWarps]);
-    exponents[i] = min((bits >> 23) - 127, 116) - kHalfTop<T>;
+    // Those whose powers of two are floats, both ways; elements of float16 are far from where these end.
+    exponents[i] = kTop > 0 && !kSame<T, __half> ? max((bits >> 23) - 127 - kTop, -127) : min((bits >> 23) - 127, 116) - kTop;
   }
 }
 

@@ -6,6 +6,8 @@
 
 #if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "device/tensor_copy.cuh"
+#include "device/wgmma.cuh"
+#include "kron_half.cuh"
 #include "kron_pieces.cuh"
 #include "kron_wide_between.cuh"
 #include "kron_wide_results.cuh"
@@ -165,7 +167,7 @@ __device__ void kron_wide(const KronWideParams& p) {
     if (exists && lane < kCopies) arrive(&empty[used + lane - (used + lane < kSlots ? 0 : kSlots)]);
   };
   const auto bring_first = [&] {
-    Between::template find_exponent<kWarps>(maxima, exponent_first, w1.magnitude());
+    find_exponents<T, kWarps, Between::kTop>(maxima, exponent_first, {w1.magnitude()});
     sync_warps(1, kWarps);
     const float scale_first = power_of_two(-exponent_first[0]);
 #pragma unroll

@@ -15,8 +15,8 @@ constexpr int wide_registers(int threads) {
   const int block = threads + kWideCopyThreads;
   return (65536 / block / 8 * 8 * block - kWideCopyRegisters * kWideCopyThreads) / threads / 8 * 8;
 }
-// Of X, the rows that one copy takes, and its bytes; the bytes of W1 and W2; how many copies shared memory has beside these, and
-// its bytes: as many as have room, but no more than help.
+// Of X, the rows that one copy takes, and its bytes; the bytes of W1 and W2; how many copies shared memory has beside these, as
+// many as have room, but no more than help; and all of its bytes.
 constexpr int wide_rows(int size, int element_size) { return element_size == 2 ? size : 64; }
 constexpr int wide_copy(int size, int element_size) { return wide_rows(size, element_size) * size * element_size; }
 constexpr int wide_factors(int size, int element_size) { return 2 * size * size * element_size; }

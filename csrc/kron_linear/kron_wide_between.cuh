@@ -8,18 +8,15 @@
 
 namespace cuops {
 
-// In 16 bits, as float16: each row after a power of two, by which results are multiplied.
+// In 16 bits, as float16: each row divided by a power of two, by which results are multiplied, and all of W1 by one. What is less
+// than 2^-39 of the largest is lost.
 template <class T, int kSize, int kTiles>
 struct WideBetween {
-  static constexpr int kWhole = kSize * 128;  // bytes of a matrix of W1
+  static constexpr int kTop = kHalfTop<__half>;  // the exponent of W1's largest element
+  static constexpr int kWhole = kSize * 128;     // bytes of a matrix of it
   unsigned operand[kTiles / 2][4];
   PowerOfTwo scales[2];
 
-  // The exponent that W1 is divided by, from the largest magnitudes of each warp's elements.
-  template <int kWarps>
-  __device__ static void find_exponent(int* maxima, int (&exponent)[1], int own) {
-    find_exponents<__half, kWarps>(maxima, exponent, {own});
-  }
   // Stores 8 columns of a row of W1.
   __device__ static void store(char* first, int row, int column, const Pack<float, 8>& v, float scale) {
     Pack<float, 8> scaled;
@@ -60,14 +57,10 @@ struct WideBetween {
 // registers.
 template <int kSize, int kTiles>
 struct WideBetween<float, kSize, kTiles> {
-  static constexpr int kWhole = kSize * 128;
+  static constexpr int kTop = kHalfTop<float>, kWhole = kSize * 128;
   unsigned operand[kTiles][4];
   float scale;
 
-  template <int kWarps>
-  __device__ static void find_exponent(int* maxima, int (&exponent)[1], int own) {
-    find_exponents<float, kWarps>(maxima, exponent, {own});
-  }
   __device__ static void store(char* first, int row, int column, const Pack<float, 8>& v, float scale) {
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
@@ -78,7 +71,8 @@ struct WideBetween<float, kSize, kTiles> {
     }
   }
 
-  __device__ __forceinline__ WideBetween(const float (&t)[kTiles][4], int exponent) : scale(take_power_of_two(exponent)) {
+  __device__ __forceinline__ WideBetween(const float (&t)[kTiles][4], int exponent) {
+    scale = take_power_of_two(exponent);
     const float rest = power_of_two(exponent);
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i)  // rows, then columns
