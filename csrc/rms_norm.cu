@@ -15,7 +15,8 @@ namespace cuops {
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and nothing else, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
 // which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
-// these, and it is read once the row is summed. kFull: parts of warps have all rows, and nobody has fewer vectors than another.
+// these, and it is read once the row is summed. kFull: a part of a warp has a row, all of which exist, and each thread
+// kResident vectors of it.
 template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false,
           bool kFull = false>
 __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {

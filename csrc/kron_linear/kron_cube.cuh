@@ -10,9 +10,9 @@ namespace cuops {
 constexpr int kCubeAhead = 4;  // samples that slabs may be made of before the first of them is finished
 
 struct CubeShared {
-  unsigned long long made[kCubeAhead], finished[kCubeAhead], factors;
-  float largest[kCubeAhead][kCubeSize];  // of each slab
-  int exponents[kCubeThreads / 32];      // of what a warp has of the last two factors
+  unsigned long long made[kCubeAhead], finished[kCubeAhead], stored;  // stored: the last two factors
+  float largest[kCubeAhead][kCubeSize];                               // of each slab
+  int exponents[kCubeThreads / 32];                                   // of what a warp has of the last two factors
 };
 
 // c += a b, for 16 of the depth: two operands of 16 rows, four of 8 columns. Tensor cores truncate sums, so those of float32 are of

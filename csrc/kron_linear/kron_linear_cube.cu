@@ -210,15 +210,15 @@ __device__ void kron_cube(const KronCubeParams& p) {
     init_arrivals(&shared.made[threadIdx.x], p.factors[0].in);
     init_arrivals(&shared.finished[threadIdx.x], kCubeFinishers);
   }
-  if (threadIdx.x == kCubeAhead) init_arrivals(&shared.factors, kCubeThreads);
+  if (threadIdx.x == kCubeAhead) init_arrivals(&shared.stored, kCubeThreads);
   __syncthreads();
   const CubeFactors<kPairs> own(p);
   if (warp < kCubeMakers) {
     CubeMaker<kPairs> maker(p, warp);
     own.find_exponent(shared);
-    arrive_and_wait(&shared.factors, 0);
+    arrive_and_wait(&shared.stored, 0);
     const int exponent = own.store(shared, factors);
-    arrive_and_wait(&shared.factors, 1);
+    arrive_and_wait(&shared.stored, 1);
     maker.make(shared, factors, slabs, exponent);
   } else {
     float first[32];  // elements of W1, in twos along the depth
@@ -226,9 +226,9 @@ __device__ void kron_cube(const KronCubeParams& p) {
     for (int i = 0; i < 32; ++i)
       first[i] = element_of(p.factors[0], i / 4 % 4 * 8 + lane / 4, i / 16 * 16 + i / 2 % 2 * 8 + lane % 4 * 2 + i % 2);
     own.find_exponent(shared);
-    arrive_and_wait(&shared.factors, 0);
+    arrive_and_wait(&shared.stored, 0);
     own.store(shared, factors);
-    arrive_and_wait(&shared.factors, 1);
+    arrive_and_wait(&shared.stored, 1);
     finish_samples<kPairs>(p, shared, slabs, first, warp - kCubeMakers);
   }
 }

@@ -135,8 +135,6 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
       if (i == 0 || both)
         pieces[i].load({which ? s.second : s.first, s.in[which], 1, s.out[which], s.in[which], {}, {}, -1, s.in[which] % 4 == 0});
     }
-  }
-  if (warp < Factor::kWarps) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (i == 0 || both)

@@ -47,6 +47,7 @@ struct WideOutput {
 template <int kCount>
 __device__ __forceinline__ void exchange_halves(float (&y)[kCount][4], int half, char* tile, int barrier) {
   constexpr int kHalf = kCount / 2;
+  static_assert(kHalf % 4 == 0);
   float4* const sent = reinterpret_cast<float4*>(tile + 64 * 128) + threadIdx.x % 128;
   const auto place = [&](int to, int i) { return sent + (to * kHalf + i) / 4 * (WideTile<128>::kMatrix / 16) + i % 4 * 128; };
 #pragma unroll
@@ -72,6 +73,7 @@ template <int kSize, int kUsed, int kFactors, int kBlocks, bool kPlain>
 __device__ void kron_wide_f32(const KronWideParams& p) {
   using Tile = WideTile<kSize>;
   constexpr bool kShared = kBlocks > 1;
+  static_assert(!kShared || kSize == 128);
   using First = WideFactor<kSize, kPlain, kShared ? 64 : kSize>;
   using Second = WideFactor<kSize, kPlain, kBlocks == 4 ? 64 : kSize>;
   using Maker = WideMaker<kSize, kUsed>;
@@ -156,7 +158,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
     output.rest = power_of_two(exponent - exponent / 2);
     const int from = found_anew(row) + lane / 4;
     const bool odd = lane % 2;
-    constexpr int kTiles = kFactors == 1 ? Products::kTiles : sizeof(y) / 16 / (kShared ? 2 : 1);
+    constexpr int kTiles = sizeof(y) / 16 / (kShared ? 2 : 1);
 #pragma unroll
     for (int j = 0; j < kTiles; j += 2) {
 #pragma unroll

@@ -5,8 +5,8 @@
 
 namespace cuops {
 
-// Of kRows rows and kSize columns, with zeros around it, in pieces of 8 columns. Where rows are no vectors, which kVectors says
-// that they are, and columns are contiguous, threads have neighbours of a column.
+// Of kRows rows and kSize columns, with zeros around it, in pieces of 8 columns. kVectors: rows are known to be whole vectors.
+// Where they are not, and columns are contiguous, threads have neighbours of a column.
 template <class T, int kSize, int kThreads, bool kVectors = false, int kRows = kSize>
 struct FactorPieces {
   static constexpr int kUnits = kSize / 8, kCount = kRows * kUnits / kThreads;

@@ -11,7 +11,7 @@ constexpr int kLogSums = 7;  // of a sum's terms, at most
 
 // Of two products a b and (a b) c, Role says whether c is a sample's (kSums: of all samples there is one result), whether a is the
 // sample's rather than b, and which matrices products take across: where sums are over rows of the second operand, or columns of
-// the first. Threads have the kColumns columns of a first product from the one that is said on.
+// the first. Threads have kColumns columns of the first product, from `column` on.
 template <class Role, int kSize, int kUsed, int kColumns = kUsed>
 struct WideProducts {
   using Tile = WideTile<kSize>;
@@ -150,6 +150,7 @@ struct WideProducts {
   // sum += t c, times powers of two where c is of the sample, too, of which `of` says them.
   __device__ __forceinline__ static void second(Results& sum, const Results& t, unsigned c_tile, const Exponents& of,
                                                 int exponent) {
+    static_assert(kColumns == kUsed);
     const unsigned c = operand<Role::kAcrossC>(c_tile);
     float first_part[8][4], second_part[kRest][4];
     Halves halves[2];  // of t, for steps of even and of odd numbers

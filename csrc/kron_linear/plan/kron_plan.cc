@@ -12,8 +12,10 @@ constexpr double kLaunch = 2500;  // ns
 constexpr double kOverlap = 3400, kOverlapHalves = 3000;
 // ns that it takes longer, rather, where kron_linear_bits, _tuned or _small starts behind kron_linear_fibers, but for float64.
 constexpr double kBehindFibers = 3000;
-constexpr double kBehindAny = 11500;                 // likewise, behind any kernel, where blocks have almost all shared memory:
-constexpr unsigned kAlmostAll = 200 << 10;           // more bytes than these
+// And, behind any fused kernel, kron_linear_eights, as measured, and kron_linear_four_sixteens, which start likewise: of the
+// kernels of KronAxesParams those that have more bytes of shared memory than these.
+constexpr double kBehindAny = 11500;
+constexpr unsigned kAlmostAll = 200 << 10;
 constexpr double kBatch = 580;                       // ns of a multiprocessor
 constexpr double kDepth = 7, kDepthF64 = 12;         // ns of an element of a sum, of a batch of small products
 constexpr int kFew = 32;                             // columns beyond a factor's own, from which on products are batched

@@ -77,11 +77,12 @@ def fused_chain(
 
     `states`: as in `apply`, where it takes the groups in place.
     """
-    groups, bias = plan_of(x, factors, 1), None if bias is None else bias.contiguous()
-    if len(groups) == 1 and groups[0][2]:
-        return launch(in_place(x), factors, 1, bias)
+    groups = plan_of(x, factors, 1)
     if all(count == 1 and not is_fused for _, count, is_fused in groups):
         return chain_of_matmuls(x, factors, bias)
+    bias = None if bias is None else bias.contiguous()
+    if len(groups) == 1 and groups[0][2]:
+        return launch(in_place(x), factors, 1, bias)
     y, shape = apply(in_place(x), factors, 1, bias, states), out_shape(x, factors)
     return y if y.shape == shape else y.reshape(shape)
 
