@@ -29,6 +29,7 @@ struct SquaresKernel {
   Finds finds;
   Kernel kernel;
   int box_rows = 0;
+  Kernel* plain = nullptr;  // where the first factor comes in vectors, too
 
   int tile_size() const { return size <= 64 ? 64 : 128; }  // where samples come by tensor maps
   int shared_bytes() const {
@@ -70,9 +71,11 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, const Har
                                     {kBFloat16, 80, 3, 2, Finds::kAll, {op, "kron_squares_80_bf16"}},
                                     {kBFloat16, 96, 2, 2, Finds::kAll, {op, "kron_squares_96_bf16"}},
                                     {kBFloat16, 128, 1, 2, Finds::kAll, {op, "kron_squares_128_bf16"}}};
-  static SquaresKernel wide[] = {{kFloat32, 64, 1, 1, Finds::kAll, {op_f32, "kron_wide_bwd_64_f32"}, kWideF32Rows},
-                                 {kFloat32, 96, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_96_f32"}, kWideF32Rows},
-                                 {kFloat32, 128, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_128_f32"}, kWideF32Rows},
+  static Kernel plain_64{op_f32, "kron_wide_bwd_64_f32_plain"}, plain_96{op_f32, "kron_wide_bwd_96_f32_plain"},
+      plain_128{op_f32, "kron_wide_bwd_128_f32_plain"};
+  static SquaresKernel wide[] = {{kFloat32, 64, 1, 1, Finds::kAll, {op_f32, "kron_wide_bwd_64_f32"}, kWideF32Rows, &plain_64},
+                                 {kFloat32, 96, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_96_f32"}, kWideF32Rows, &plain_96},
+                                 {kFloat32, 128, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_128_f32"}, kWideF32Rows, &plain_128},
                                  {kFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_f16"}, 64},
                                  {kBFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_bf16"}, 64},
                                  {kFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_f16"}, 128},
@@ -189,12 +192,8 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
       return matrices_map(samples, dtype, false, rows, size[0], size[1], k->box_rows);
     };
     KronWideSquaresParams wide{map(p.x, p.in), map(p.dy, p.out), p};
-    // Where the first factor comes in vectors, too.
-    static Kernel plain[] = {{"kron_linear_wide_bwd_f32", "kron_wide_bwd_64_f32_plain"},
-                             {"kron_linear_wide_bwd_f32", "kron_wide_bwd_96_f32_plain"},
-                             {"kron_linear_wide_bwd_f32", "kron_wide_bwd_128_f32_plain"}};
-    const bool is_plain = dtype == kFloat32 && p.in[0] % width == 0;
-    launch(is_plain ? plain[size / 32 - 2] : k->kernel, device, stream, shape, &wide);
+    const bool is_plain = k->plain != nullptr && p.in[0] % width == 0;
+    launch(is_plain ? *k->plain : k->kernel, device, stream, shape, &wide);
   } else {
     launch(k->kernel, device, stream, shape, &p);
   }
