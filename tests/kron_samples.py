@@ -139,6 +139,11 @@ def assert_close(got, want, terms, sizes, roundings=0):
     assert ((got - want).abs() <= allowed).all()
 
 
+def distance(got, want):
+    """Of each row, relative to its length."""
+    return ((got.double() - want).norm(dim=-1) / want.norm(dim=-1)).max().item()
+
+
 def assert_repeatable(run, *arguments):
     """Twenty runs give the same bits."""
     want = run(*arguments)
