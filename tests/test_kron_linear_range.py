@@ -58,6 +58,18 @@ def test_rows_and_factors_of_any_magnitude(sizes, dtype, first):
 
 
 @gpu
+@pytest.mark.parametrize("rows", [30, 60, 301])
+@pytest.mark.parametrize("sizes", [[32] * 2, [64] * 2, [96] * 2, [128] * 2, [32] * 3, [64] * 3, [16] * 4])
+@pytest.mark.parametrize("small", [0, 1])
+def test_float32_near_the_lower_end_of_its_range(small, sizes, rows):
+    scales = [1e-37, *[1e37 ** (1 / len(sizes))] * len(sizes)] if small == 0 else [1e20, 1e-37, *[1] * (len(sizes) - 1)]
+    x = random((rows, math.prod(sizes))) * scales[0]
+    factors = [random((n, n), seed=k) * scale for k, (n, scale) in enumerate(zip(sizes, scales[1:], strict=True))]
+    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
+
+
+@gpu
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize(
     ("sizes", "dtype"),

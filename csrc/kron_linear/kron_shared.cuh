@@ -16,7 +16,8 @@ __device__ T* shared_at(int unit) {
 
 __device__ inline int divide(int n, KronDivisor by) { return by.divisor == 1 ? n : __umulhi(n, by.magic); }
 
-__device__ inline int exponent_of(int bits) { return ((bits >> 23) & 255) - 127; }
+// At least 14 - 127: the power of two that brings it to 14 is a float.
+__device__ inline int exponent_of(int bits) { return max(((bits >> 23) & 255) - 127, 14 - 127); }
 __device__ inline float power_of_two(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
 
 // Loaded again where it is needed again: registers that keep all weights would be too many.

@@ -237,7 +237,7 @@ struct Squares {
     int all = 0;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) all = max(all, largest[i]);
-    const int exponent = (all >> 23) - 127;
+    const int exponent = exponent_of(all);
     const float scale = power_of_two(14 - exponent);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {

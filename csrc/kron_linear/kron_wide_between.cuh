@@ -34,7 +34,7 @@ struct WideBetween {
       for (int i = 0; i < 2 * kTiles; ++i) most = fmaxf(most, fabsf(t[i / 2][half * 2 + i % 2]));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      const int shift = 14 - max(exponent_of(__float_as_int(most)), 14 - 127);
+      const int shift = 14 - exponent_of(__float_as_int(most));
       const float scale = power_of_two(shift);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
