@@ -52,10 +52,12 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
     const unsigned own = found_anew(of.samples) + slot * kTile, factor = found_anew(of.factors[0]);
     wait_for_arrivals(&shared.full[slot], parity);
     const int exponent = Products::first(t, Role::kIsA ? own : factor, Role::kIsA ? factor : own, shared.exponents[slot], row);
+    __syncwarp();
     if (lane == 0) arrive(&shared.empty[slot]);
     if constexpr (Role::kSums) {
       wait_for_arrivals(&shared.full[other], parity);
       Products::second(sum, t, found_anew(of.samples) + other * kTile, shared.exponents[other], exponent);
+      __syncwarp();
       if (lane == 0) arrive(&shared.empty[other]);
     } else {
 #pragma unroll
