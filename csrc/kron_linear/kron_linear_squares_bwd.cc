@@ -50,8 +50,8 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, const Har
   static const char *const op = "kron_linear_squares_bwd", *const op_f64 = "kron_linear_squares_bwd_f64";
   static const char *const op_wide = "kron_linear_wide_bwd", *const op_f32 = "kron_linear_wide_bwd_f32";
   static SquaresKernel kernels[] = {{kFloat64, 16, 8, 2, Finds::kAll, {op_f64, "kron_squares_16_f64"}},
-                                    {kFloat64, 24, 3, 2, Finds::kAll, {op_f64, "kron_squares_24_f64"}},
-                                    {kFloat64, 32, 3, 2, Finds::kAll, {op_f64, "kron_squares_32_f64"}},
+                                    {kFloat64, 24, 2, 2, Finds::kAll, {op_f64, "kron_squares_24_f64"}},
+                                    {kFloat64, 32, 2, 2, Finds::kAll, {op_f64, "kron_squares_32_f64"}},
                                     {kFloat64, 48, 1, 2, Finds::kAll, {op_f64, "kron_squares_48_f64"}},
                                     {kFloat64, 64, 1, 2, Finds::kAll, {op_f64, "kron_squares_64_f64"}},
                                     {kFloat32, 16, 16, 2, Finds::kAll, {op, "kron_squares_16_f32"}},

@@ -11,9 +11,10 @@
 
 namespace cuops {
 
-template <int kSize, int kTeams>
+// kChunk: of Doubles.
+template <int kSize, int kTeams, int kChunk>
 __device__ void squares(const KronSquaresParams& p) {
-  using D = Doubles<kSize, 1>;
+  using D = Doubles<kSize, kChunk>;
   static_assert(D::kParts == double_warps(kSize) && D::kMatrix == double_matrix(kSize));
   constexpr int kWarps = 3 * D::kParts, kThreads = 32 * kWarps;
   const int thread = threadIdx.x % kThreads, team = threadIdx.x / kThreads, lane = threadIdx.x % 32;
@@ -86,19 +87,19 @@ __device__ void squares(const KronSquaresParams& p) {
 
 }  // namespace cuops
 
-#define KRON_SQUARES(size, teams)                                                     \
+#define KRON_SQUARES(size, teams, chunk)                                              \
   extern "C" __global__ void __launch_bounds__(96 * teams * ((size + 15) / 16), 1)    \
       kron_squares_##size##_f64(const __grid_constant__ cuops::KronSquaresParams p) { \
     cuops::wait_in_turn();                                                            \
-    cuops::squares<size, teams>(p);                                                   \
+    cuops::squares<size, teams, chunk>(p);                                            \
   }
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
-KRON_SQUARES(16, 8)
-KRON_SQUARES(24, 3)
-KRON_SQUARES(32, 3)
-KRON_SQUARES(48, 1)
-KRON_SQUARES(64, 1)
+KRON_SQUARES(16, 8, 1)
+KRON_SQUARES(24, 2, 3)
+KRON_SQUARES(32, 2, 4)
+KRON_SQUARES(48, 1, 1)
+KRON_SQUARES(64, 1, 2)
 
 extern "C" __global__ void __launch_bounds__(512) kron_squares_sum_f64(const __grid_constant__ cuops::KronSquaresSum p) {
   using namespace cuops;
