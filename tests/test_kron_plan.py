@@ -48,7 +48,7 @@ class Asked:
 
     def kron_linear_plan(self, *arguments):
         self.arguments = arguments
-        return [(0, 2, 0, 1, 1, 0, 1024, 1, 1500, 64, 128)]
+        return [(0, 2, "kron_fwd_f16", 1, 1, 0, 1024, 1, 1500, 64, 128)]
 
 
 @pytest.mark.parametrize("kind", [list, iter, np.array])

@@ -17,6 +17,8 @@ class Kernel {
   // `op` is the stem of the source, `name` that of the extern "C" function in it.
   Kernel(std::string op, std::string name) : op_(std::move(op)), name_(std::move(name)) {}
 
+  const std::string& name() const { return name_; }
+
   CUfunction on(int device) {
     CUfunction loaded = 0 <= device && device < kDevices ? loaded_[device].load(std::memory_order_acquire) : nullptr;
     return loaded != nullptr ? loaded : load(device);

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import _backend
 from ._kron_linear_gemm import apply_along, chain_of_matmuls, out_shape, product_of
+from .kron_plan import GEMM
 
 VECTOR = 16  # bytes that the kernels read at once
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/dtype.h numbers them
@@ -31,7 +32,7 @@ def plan(
     `mixes`: GEMMs may take some of those that a fused kernel would take, where it takes others.
     """
     groups = library().kron_linear_plan(DTYPES[dtype], rows, sizes, inner, tf32, device, mixes)
-    return [(group[0], group[1], group[2] == 0) for group in groups]
+    return [(group[0], group[1], group[2] != GEMM) for group in groups]
 
 
 def in_place(x: Tensor) -> Tensor:

@@ -9,12 +9,11 @@ from typing import Any
 
 from . import _arguments, _backend, _dlpack, reference
 from ._torch import torch
+from .kron_plan import GEMM
 
 if torch is not None:
     from ._kron_linear_direct import direct, is_direct
     from ._kron_linear_torch import autocast, forward_torch
-
-FUSED = 0  # the kind of a group of the library's plan; others are for the vendor's matrix product
 
 
 def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
@@ -101,7 +100,7 @@ def _is_fused(x: Any, factors: Sequence[Any], device: int) -> bool:
 @functools.lru_cache(4096)
 def _plan_is_fused(dtype: int, rows: int, sizes: tuple[int, ...], device: int) -> bool:
     plan = _backend.library().kron_linear_plan(dtype, rows, sizes, 1, False, device, False)
-    return all(group[2] == FUSED for group in plan)
+    return all(group[2] != GEMM for group in plan)
 
 
 def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:

@@ -12,23 +12,35 @@ from ._arguments import DTYPES, dtype_name, integer
 from ._torch import torch
 
 MOST = (1 << 63) - 1
+GEMM = "GEMM"  # as the library calls the vendor's matrix product among its kernels
+KERNEL = 24  # characters of a kernel's name in a table
 
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring factors that one kernel applies: the fused one, or the vendor's GEMM."""
+    """Neighbouring factors that one kernel applies: one of the library's, or the vendor's GEMM."""
 
     first: int
     count: int
-    fused: bool
+    kernel: str  # its name; GEMM, the vendor's
     samples: int  # rows of a tile
     slices: int  # blocks that share a tile, each with its part of the outputs
     columns: int  # of a tile, beyond the group's own; 0 where these are all
     shared_bytes: int
     blocks: int
-    microseconds: float  # predicted
+    nanoseconds: int  # predicted
     bytes: int  # read and written in device memory
     operations: int
+
+    @property
+    def microseconds(self) -> float:
+        """The predicted time."""
+        return self.nanoseconds / 1e3
+
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel of the library takes all of them."""
+        return self.kernel != GEMM
 
 
 @dataclass(frozen=True)
@@ -53,16 +65,18 @@ class Plan:
         return sum(group.operations for group in self.groups)
 
     def __str__(self) -> str:
-        heads = {"factors": 9, "kernel": 6, "tile": 16, "shared": 8, "blocks": 7, "us": 9, "MB": 9, "Gop": 8}
+        heads = {"factors": 9, "kernel": KERNEL, "tile": 16, "shared": 8, "blocks": 7, "us": 9, "MB": 9, "Gop": 8}
         lines = [" ".join(f"{name:>{width}}" for name, width in heads.items())]
         for g in self.groups:
             factors = f"{g.first + 1}" if g.count == 1 else f"{g.first + 1} to {g.first + g.count}"
             tile = f"{g.samples} x {g.columns or 'all'} / {g.slices}" if g.fused else ""
             lines.append(
-                f"{factors:>9} {'fused' if g.fused else 'GEMM':>6} {tile:>16} {g.shared_bytes:8} {g.blocks:7} "
+                f"{factors:>9} {g.kernel:>{KERNEL}} {tile:>16} {g.shared_bytes:8} {g.blocks:7} "
                 f"{g.microseconds:9.1f} {g.bytes / 1e6:9.1f} {g.operations / 1e9:8.2f}"
             )
-        lines.append(f"{'all':>9} {self.microseconds:50.1f} {self.bytes / 1e6:9.1f} {self.operations / 1e9:8.2f}")
+        lines.append(
+            f"{'all':>9} {self.microseconds:{KERNEL + 44}.1f} {self.bytes / 1e6:9.1f} {self.operations / 1e9:8.2f}"
+        )
         return "\n".join(lines)
 
 
@@ -106,7 +120,7 @@ def kron_plan(
         raise ValueError(f"sizes: expected x and y of less than 2^63 elements, got {elements}")
     numbers = int(rows), flat, int(inner), allow_tf32, _index(device)
     found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers, True)
-    return Plan(tuple(_group(*group) for group in found))
+    return Plan(tuple(Group(first, count, str(kernel), *rest) for first, count, kernel, *rest in found))
 
 
 def _flat(sizes: Any) -> list[int]:
@@ -138,10 +152,3 @@ def _index(device: Any) -> int:
     if given.index is None:
         return int(torch.cuda.current_device()) if torch.cuda.is_available() else 0
     return int(given.index)
-
-
-def _group(
-    first: int, count: int, kind: int, samples: int, slices: int, columns: int, shared: int, blocks: int,
-    nanoseconds: int, size: int, operations: int,
-) -> Group:  # fmt: skip
-    return Group(first, count, kind == 0, samples, slices, columns, shared, blocks, nanoseconds / 1e3, size, operations)
