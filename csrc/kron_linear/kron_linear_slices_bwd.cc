@@ -24,8 +24,11 @@ constexpr double kStart = 1.4, kStep = 0.27, kSum = 0.275, kProduct = 0.0071, kP
 constexpr double kConverted = 0.3, kCopied = 0.065;
 constexpr int kLoads = 4;                           // of a thread at a time
 constexpr double kTogether = 0.85, kLargest = 1.2;  // where blocks add up what they found, and where these are the largest
-// Of a multiprocessor: a block's threads, their products, its elements of x and dy.
+// Of a multiprocessor: a block's threads, their products, its elements of x and dy; and, where blocks come one after the other, one
+// of as many as it holds: alone, in clusters, in the largest ones of these.
 constexpr double kThread = 0.86e-3, kProducts = 0.95e-4, kElement = 2.15e-4;
+constexpr double kTurn = 1.2, kTurnTogether = 2.7, kTurnLargest = 4.2;
+constexpr int kMostThreads = 2048;
 
 struct SlicesPlan {
   KronSlicesBwdParams params{};  // but for the arrays, and where blocks start
@@ -113,8 +116,12 @@ SlicesPlan evaluate(DType dtype, std::int64_t rows, const std::vector<KronSize>&
   p.state[1] = static_cast<int>(weights + round_up(state[0], 4));
   p.sums = static_cast<int>(weights + states);
   plan.shape = {0, static_cast<unsigned>(threads), 1, 1U << groups_log, static_cast<unsigned>(bytes), true};
-  const double together = groups_log == 0 ? 0 : kTogether + (threads_log == kSlicesMostLogBwd ? kLargest : 0);
-  plan.nanoseconds = 1e3 * (kStart + longest + work / device.multiprocessors + together);
+  const bool largest = threads_log == kSlicesMostLogBwd;
+  const double together = groups_log == 0 ? 0 : kTogether + (largest ? kLargest : 0);
+  const double turn = groups_log == 0 ? kTurn : largest ? kTurnLargest : kTurnTogether;
+  const std::int64_t held = std::min<std::int64_t>(device.shared_bytes_a_multiprocessor / (bytes + 1024), kMostThreads / threads);
+  const double turns = static_cast<double>(blocks) / static_cast<double>(device.multiprocessors * held);
+  plan.nanoseconds = 1e3 * (kStart + longest + std::max(work / device.multiprocessors, turn * (turns - 1)) + together);
   return plan;
 }
 
