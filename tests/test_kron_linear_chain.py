@@ -179,7 +179,7 @@ def _no_kernels(monkeypatch):
         monkeypatch.setattr(_kron_linear_bwd, plan, lambda *_: None)
 
 
-def check_gradients(x, dy, factors, kept=()):
+def check_gradients(x, dy, factors, kept=_kron_linear_bwd.NOTHING):
     """Those of any of the arguments, and no others."""
     wanted = exact_gradients(dy, x, factors)[:-1]
     for needs in itertools.product((True, False), repeat=1 + len(factors)):
@@ -202,15 +202,42 @@ def strided_arguments(sizes):
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels")
 def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "_kept", lambda *_: kept)
+    monkeypatch.setattr(_kron_linear_bwd, "_kept", lambda *_: (kept, False))
     if together:
         monkeypatch.setattr(_kron_linear_bwd, "both_gradients", both_of_a_factor)
     x, dy, factors = strided_arguments([(8, 4), (9, 12), (2, 6), (8, 3)])
     x, bias = x.mT.contiguous().mT, make((8 * 9 * 2 * 8,), torch.float64, seed=9) if with_bias else None
-    y, states = _kron_linear_bwd.forward_and_states(x, factors, bias)
+    y, found = _kron_linear_bwd.forward_and_states(x, factors, bias)
     check(y, x, factors, bias)
-    assert [s.numel() for s in states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
-    check_gradients(x, dy, factors, states)
+    assert [s.numel() for s in found.states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
+    check_gradients(x, dy, factors, found)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(40, 33), (36, 50)],  # which have no sum over a batched product's results
+        [(6, 30), (5, 7)],
+        [(4, 4), (25, 30), (3, 7)],
+        [(2, 40), (3, 5), (7, 30)],  # the first factor comes first
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.usefixtures("_no_kernels")
+def test_states_between_gemms_are_kept(with_bias, sizes, monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "tf32_allowed", lambda _: False)
+    x, dy, factors = strided_arguments(sizes)
+    bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
+    monkeypatch.setattr(_kron_linear_bwd, "_kept_of_first", lambda *_: 0)
+    y, kept = _kron_linear_bwd.forward_and_states(x, factors, bias)
+    check(y, x, factors, bias)
+    assert kept.of_chain
+    assert len(kept.states) == len(sizes) - 1
+    check_gradients(x, dy, factors, kept)
+    monkeypatch.setattr(_kron_linear_bwd, "CHAIN_BYTES", 0)
+    monkeypatch.setattr(_kron_linear_bwd, "_known", {})
+    assert _kron_linear_bwd._kept(x, factors) == ((1, True) if len(sizes) == 2 else (0, False))
 
 
 @pytest.mark.parametrize(

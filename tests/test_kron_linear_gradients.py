@@ -186,6 +186,10 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (1, [(96, 96)] * 3, torch.bfloat16, 0),
         (40, [(80, 80)] * 3, torch.float64, 0),  # of more than a few rows
         (1, [(96, 96)] * 3, torch.float32, 0),
+        (100, [(112, 112), (60, 60)], torch.float32, 1),  # and those of GEMMs, which lie between the factors
+        (256, [(18, 18), (30, 30)], torch.bfloat16, 1),
+        (500, [(30, 100), (18, 40)], torch.float64, 1),
+        (33, [(100, 100), (7, 7), (24, 60)], torch.float32, 2),
     ],
     ids=str,
 )

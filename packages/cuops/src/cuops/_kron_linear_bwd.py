@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,17 +20,24 @@ from ._kron_linear_fibers_bwd import (
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place, plan_of, tf32_allowed
-from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, turns
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, product_of, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
+from .reference import elements_between
+
+Gradients = tuple[Tensor | None, list[Tensor | None]]  # for x and the factors
+Way = Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Gradients]
 
 # By an element's bytes, the smallest factors whose states are worth keeping, and how many at least; the most rows that
 # several states are kept of.
 KEPT, KEPT_ROWS = {2: (32, 4), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
-CUT = {2: 8, 4: 12, 8: 12}  # by an element's bytes: the largest factors worth cutting a chain of GEMMs for
+# The largest factors worth cutting a chain of GEMMs for: of two, and of more, by an element's bytes; and how much more
+# than with the chain, at most, what lies between the factors may then be.
+CUT_OF_TWO, CUT, MORE_BETWEEN = 5, {2: 8, 4: 12, 8: 12}, 1.3
+CHAIN_BYTES = 1 << 28  # of what lies between more than two factors, that are worth keeping for a chain of GEMMs
 # From MANY elements on, products of neighbours of up to MERGED are faster as one; in bfloat16, of factors of more than
 # 8 and up to NARROW, products of up to MERGED_NARROW, from more elements on where all are 16.
 MERGED, LEAST_MERGED = 64, 8
@@ -37,7 +45,46 @@ MERGED_NARROW, FROM_16 = 256, 1 << 24
 WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are faster one by one, of so many elements
 
 
-def _kept(x: Tensor, factors: Sequence[Tensor]) -> int:
+class Kept(NamedTuple):
+    """What a forward keeps beside x and the factors: its states."""
+
+    states: list[Tensor]
+    of_chain: bool  # those of `chain_of_matmuls`, rather than what the first factors make of x
+
+
+NOTHING = Kept([], False)
+_known: dict[object, tuple[int, bool]] = {}  # by dtype, elements and sizes
+
+
+def _kept(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, bool]:
+    """How many states to keep, and whether those of `chain_of_matmuls`: found once for each problem."""
+    sizes = tuple([size for w in factors for size in w.shape])
+    key = x.dtype, x.numel(), sizes, tf32_allowed(x), x.device.index
+    if key not in _known:
+        if len(_known) >= 4096:
+            _known.clear()
+        kept = _kept_of_first(x, factors)
+        chain = kept == 0 and _keeps_chain(x, factors)
+        _known[key] = (len(factors) - 1 if chain else kept), chain
+    return _known[key]
+
+
+def _keeps_chain(x: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether a chain of GEMMs goes back, whose states would take a product each to find again.
+
+    Of 16 bits and TF32 only where one goes forward, too, so that y does not depend on whether it has a gradient.
+    """
+    if len(factors) < 2 or _way(x, factors) is not _by_chain:
+        return False
+    between = elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])])[1:-1]
+    if len(factors) > 2 and x.numel() // x.shape[-1] * sum(between) * x.element_size() > CHAIN_BYTES:
+        return False
+    if x.element_size() > 2 and not tf32_allowed(x):
+        return True
+    return all(count == 1 and not is_fused for _, count, is_fused in plan_of(x, factors, 1))
+
+
+def _kept_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
     """Of how many first factors to keep what they make of x: 0, or all but those whose gradients are found together.
 
     Where the backward would find these states again in a quarter of its time or more: one of two factors, or those of
@@ -58,20 +105,22 @@ def _kept(x: Tensor, factors: Sequence[Tensor]) -> int:
     return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
 
 
-def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """y, and what the first factor makes of x, the first two do, and so on, as far as it is kept."""
+def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, Kept]:
+    """y, and what is kept of what lies between the factors."""
     states: list[Tensor] = []
-    kept = _kept(x, factors)
+    kept, of_chain = _kept(x, factors)
+    if of_chain:
+        return chain_of_matmuls(x, factors, bias, states), Kept(states, True)
     if kept == 0 or x.element_size() == 2:
         y = fused_chain(x, factors, bias, states if kept else None)
-        return y, states
+        return y, Kept(states, False)
     state, inner = in_place(x.contiguous()).reshape(-1, x.shape[-1]), x.shape[-1]
     for w in factors[:kept]:
         inner //= w.shape[1]
         state = apply(state.reshape(-1, w.shape[1] * inner), [w], inner)
         states.append(state)
     y = fused_chain(state.reshape(-1, inner), factors[kept:], None).reshape(*x.shape[:-1], -1)
-    return y if bias is None else y + bias, states
+    return y if bias is None else y + bias, Kept(states, False)
 
 
 def _backward_of_states(
@@ -81,7 +130,7 @@ def _backward_of_states(
     needs_x: bool,
     needs_factors: Sequence[bool],
     kept: Sequence[Tensor],
-) -> tuple[Tensor | None, list[Tensor | None]]:
+) -> Gradients:
     """Back through `forward_and_states`."""
     cut, states, dfactors = len(kept), [x, *kept], [None] * len(factors)
     others = factors[cut:]
@@ -106,34 +155,59 @@ def fused_backward(
     factors: Sequence[Tensor],
     needs_x: bool,
     needs_factors: Sequence[bool],
-    kept: Sequence[Tensor] = (),
-) -> tuple[Tensor | None, list[Tensor | None]]:
+    kept: Kept = NOTHING,
+) -> Gradients:
     """Gradients for x and the factors, None where not needed. Nothing is empty.
 
     A factor's gradient is the product, summed over all that it does not touch, of x and of what dy becomes by the
-    transposes of all other factors. `kept`: the states of `forward_and_states`.
+    transposes of all other factors. `kept`: by `forward_and_states`.
     """
-    if kept:
-        return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept)
+    if kept.of_chain:
+        return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept.states)
+    if kept.states:
+        return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept.states)
     if not any(needs_factors):
         return fused_chain(dy, [w.mT for w in factors], None) if needs_x else None, [None] * len(factors)
+    return _way(x, factors)(dy, x, factors, needs_x, needs_factors)
+
+
+def _by_chain(
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+) -> Gradients:
+    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient)
+
+
+def _way(x: Tensor, factors: Sequence[Tensor]) -> Way:
+    """What finds all gradients in the least time."""
     squares = two_of_a_size(x, factors)
     by_products, by_slices = time_of_products(x, factors), time_of_slices(x, factors)
     groups = [] if len(factors) == 1 and by_products < math.inf else groups_of_fibers(x, factors)
     otherwise = time_of_fibers(groups) if groups else time_of_squares(x, squares)
     if by_slices < min(by_products, otherwise):
-        return backward_of_slices(dy, x, factors, needs_x, needs_factors)
+        return backward_of_slices
     if by_products < otherwise:
-        return backward_of_products(dy, x, factors, needs_x, needs_factors)
+        return backward_of_products
     if groups:
-        return backward_of_fibers(dy, x, factors, groups, 1, needs_x, needs_factors)
+        return lambda dy, x, factors, *needs: backward_of_fibers(dy, x, factors, groups, 1, *needs)
     if squares:
-        return backward_of_squares(dy, x, factors, *squares, needs_x, needs_factors)
+        return lambda dy, x, factors, *needs: backward_of_squares(dy, x, factors, *squares, *needs)
     if parts := _merged(x, factors):
-        return _backward_of_merged(dy, x, factors, parts, needs_x, needs_factors)
-    if cut := _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors):
-        return _backward_in_two(dy, x, factors, cut, needs_x, needs_factors)
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient)
+        return lambda dy, x, factors, *needs: _backward_of_merged(dy, x, factors, parts, *needs)
+    if cut := _cut(x, factors):
+        return lambda dy, x, factors, *needs: _backward_in_two(dy, x, factors, cut, *needs)
+    return _by_chain
+
+
+def _cut(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """How many factors to find the gradients of apart from those of the others: 0 where a chain of GEMMs is better.
+
+    As where the last factors make much less of x, and only a chain begins with them.
+    """
+    cut = _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors)
+    if cut == 0 or _others_come_first(factors[:cut], factors[cut:]):
+        return cut
+    sizes = [w.shape for w in factors]
+    return 0 if sum(elements_between(sizes)) > MORE_BETWEEN * sum(elements_between(sizes[::-1])) else cut
 
 
 def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
@@ -166,7 +240,7 @@ def _backward_of_merged(
     groups: Sequence[slice],
     needs_x: bool,
     needs_factors: Sequence[bool],
-) -> tuple[Tensor | None, list[Tensor | None]]:
+) -> Gradients:
     """`fused_backward` of the groups' products, whose gradients are then taken apart."""
     if len(groups) > 1 and groups[0].stop == 1 and max(factors[0].shape) <= NARROW:  # on which a GEMM would be slow
         return _backward_in_two(dy, x, factors, 1, needs_x, needs_factors)
@@ -202,7 +276,8 @@ def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor]) -> int:
     0 where the chain of GEMMs is better: without kernels for small factors, for several large ones before these, and
     where what lies between the parts would be more than the chain has there.
     """
-    small = [max(w.shape) <= CUT[w.element_size()] for w in factors]
+    most = CUT_OF_TWO if len(factors) == 2 else CUT[x.element_size()]
+    small = [max(w.shape) <= most for w in factors]
     cut = next((k for k in range(1, len(factors)) if small[k] != small[0]), 0)
     if cut == 0 or not plan_of_fibers(x, [factors[small.index(True)]], 1):
         return 0
@@ -221,7 +296,7 @@ def _others_come_first(first: Sequence[Tensor], others: Sequence[Tensor]) -> boo
 
 def _backward_in_two(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
-) -> tuple[Tensor | None, list[Tensor | None]]:
+) -> Gradients:
     """`fused_backward` of the first `cut` factors and of the others.
 
     One part's gradients are of what the other one makes of x; the other one's, of what the first's make of dy.
@@ -229,10 +304,10 @@ def _backward_in_two(
     first, others, needs_first, needs_others = factors[:cut], factors[cut:], needs_factors[:cut], needs_factors[cut:]
     rows, (p, j) = x.numel() // x.shape[-1], (math.prod(w.shape[d] for w in others) for d in (0, 1))
 
-    def by_first(dy: Tensor, x: Tensor, inner: int, needs_x: bool) -> tuple[Tensor | None, list[Tensor | None]]:
+    def by_first(dy: Tensor, x: Tensor, inner: int, needs_x: bool) -> Gradients:
         return _backward_along(dy.reshape(rows, -1), x.reshape(rows, -1), first, inner, needs_x, needs_first)
 
-    def by_others(dy: Tensor, x: Tensor, needs_x: bool) -> tuple[Tensor | None, list[Tensor | None]]:
+    def by_others(dy: Tensor, x: Tensor, needs_x: bool) -> Gradients:
         return fused_backward(dy.reshape(-1, p), x.reshape(-1, j), others, needs_x, needs_others)
 
     state, dx, dfirst, dothers = in_place(x.contiguous()), None, [None] * cut, [None] * len(others)
@@ -251,7 +326,7 @@ def _backward_in_two(
 
 def _backward_along(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
-) -> tuple[Tensor | None, list[Tensor | None]]:
+) -> Gradients:
     """Back through `apply`: the gradients of factors that have `inner` columns beyond them, and for x, (rows, ...)."""
     dy, rows, transposed = in_place(dy), len(x), [w.mT for w in factors]
     if not any(needs_factors):

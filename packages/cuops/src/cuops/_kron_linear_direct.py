@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._kron_linear_bwd import NOTHING, Kept
 from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states
 from ._transforms import is_batched, is_transformed
 
@@ -59,15 +60,15 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
         needs_states = any(ctx.needs_input_grad[3:])  # the first factor's gradient is of x itself
-        y, states = forward_and_states(x, factors, bias) if needs_states else (_fwd_cuda(x, factors, bias), [])
-        ctx.factors = len(factors)
-        ctx.save_for_backward(x, *factors, *states)
+        y, kept = forward_and_states(x, factors, bias) if needs_states else (_fwd_cuda(x, factors, bias), NOTHING)
+        ctx.factors, ctx.of_chain = len(factors), kept.of_chain
+        ctx.save_for_backward(x, *factors, *kept.states)
         return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         x, *saved = ctx.saved_tensors
-        factors, kept = saved[: ctx.factors], saved[ctx.factors :]
+        factors, kept = saved[: ctx.factors], Kept(saved[ctx.factors :], ctx.of_chain)
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
         arguments = dy, x, factors, needs_x, needs_factors, needs_bias
         if is_batched(dy):

@@ -17,6 +17,9 @@ FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower
 # Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it,
 # elements, and rows.
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
+# Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
+# and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
+PART, MANY_PARTS, SHORT = 64, 64, {2: 2048, 4: 256, 8: 512}
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
@@ -96,15 +99,19 @@ def most_between(factors: Sequence[Tensor]) -> int:
     return max(elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])]))
 
 
-def chain_of_matmuls(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    """y by a GEMM a factor, the last factor first. Nothing is empty."""
+def chain_of_matmuls(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: list[Tensor] | None = None
+) -> Tensor:
+    """y by a GEMM a factor, the last factor first. Nothing is empty. `states`: where what lies between them goes."""
     if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = None if bias is None else _turned(bias, outs)
-        return _turned(chain_of_matmuls(_turned(x, ins), factors[::-1], turned), outs[::-1])
+        return _turned(chain_of_matmuls(_turned(x, ins), factors[::-1], turned, states), outs[::-1])
     state = x.reshape(-1, x.shape[-1])
     for w in reversed(factors[1:]):
         state = _apply_factor(state, w)
+        if states is not None:
+            states.append(state)
     return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
 
 
@@ -113,7 +120,8 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     (rows, o, inner), i = g.shape, x.shape[1]
     if rows == 1:
         return g[0] @ x[0].mT
-    if inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
+    many = rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS or inner <= SHORT[g.element_size()]
+    if many and inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
         return torch.bmm(g, x.mT).sum(0)
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
 
@@ -151,13 +159,14 @@ def _backward_of_two(
     needs_x: bool,
     needs_factors: Sequence[bool],
     gradient: Gradient,
+    kept: Sequence[Tensor],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and two factors, the second of which needs no batched GEMM, nor a sum over one's results."""
     (o, i), (p, j) = first.shape, second.shape
     states, grads = x.reshape(-1, i, j), dy.reshape(-1, o, p)
     dx = dfirst = dsecond = None
     if needs_factors[0]:
-        after = (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+        after = kept[0].reshape(-1, p, i).mT if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
         dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
         before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
@@ -173,28 +182,29 @@ def chain_of_matmuls_backward(
     needs_x: bool,
     needs_factors: Sequence[bool],
     gradient: Gradient = sum_of_products,
+    kept: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
-    `gradient`: what finds that of a factor, as `sum_of_products` does.
+    `gradient`: what finds that of a factor, as `sum_of_products` does. `kept`: the states of `chain_of_matmuls`.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
     if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
-        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient)
+        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient, kept)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     large = min(min(w.shape) for w in factors) >= FEW
     if len(factors) == 2 and large and _are_products_small(*factors):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient)
-    state, states = x.reshape(-1, x.shape[-1]), {}
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
+    state, states, found = x.reshape(-1, x.shape[-1]), {}, iter(kept)
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
             states[k] = state
         if not any(needs_factors[:k]):
             break
-        state = _apply_factor(state, factors[k])
+        state = next(found) if kept else _apply_factor(state, factors[k])
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
         if grad is not None:

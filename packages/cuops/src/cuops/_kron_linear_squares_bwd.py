@@ -21,6 +21,9 @@ SQUARES = {
 }
 WIDE = {2: {64: 5000, 80: 5600, 96: 6700, 128: 8200}, 4: {64: 9000, 96: 14000, 128: 16500}}
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
+# Of two factors and so many elements of tiles, where GEMMs are fast, the least part on the average of x and dy: of
+# tiles from LARGE on, and by an element's bytes.
+MANY, LARGE, MUCH, SOME = 1 << 22, 80, 0.33, {2: 0.1, 4: 0.1, 8: 0.2}
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
 
@@ -50,6 +53,9 @@ def _two_of_a_size(
         (o, i), (p, j) = ([math.prod(s[d] for s in group) for d in (0, 1)] for group in (sizes[:cut], sizes[cut:]))
         size = next((size for size in tiles if size >= max(o, i, p, j)), 0)
         fill = max(o * p, i * j) / size**2 if size and p % width == j % width == 0 else 0.0
+        few = len(sizes) > 2 or rows * size**2 < MANY
+        if not few and math.sqrt(o * i * p * j) < (MUCH if size >= LARGE else SOME[dtype.itemsize]) * size**2:
+            continue
         if fill > best and fill >= (FILLED if size == tiles[-1] else PARTLY_FILLED):
             best, found = fill, (cut, size)
     return found if found and _square_blocks(dtype, rows, found[1], 1, device) else None

@@ -31,14 +31,16 @@ def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tens
     return fused_chain(x, factors, bias)
 
 
-def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+def forward_and_states(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None
+) -> tuple[Tensor, _kron_linear_bwd.Kept]:
     """y, and what is kept for the factors' gradients beside x and the factors."""
     if _is_empty(x, factors):
-        return reference.kron_linear_torch(x, factors, bias), []
+        return reference.kron_linear_torch(x, factors, bias), _kron_linear_bwd.NOTHING
     return _kron_linear_bwd.forward_and_states(x, factors, bias)
 
 
-def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=()):  # type: ignore[no-untyped-def]
+def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=_kron_linear_bwd.NOTHING):  # type: ignore[no-untyped-def]
     if _is_empty(x, factors):
         return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
     gradients = _kron_linear_bwd.fused_backward(dy, x, factors, needs_x, needs_factors, kept)
