@@ -20,6 +20,8 @@ FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 102
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
 PART, MANY_PARTS, SHORT = 64, 64, {2: 2048, 4: 256, 8: 512}
+# Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
+ACROSS, LEAST_ACROSS = 32, 16
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
@@ -99,6 +101,27 @@ def most_between(factors: Sequence[Tensor]) -> int:
     return max(elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])]))
 
 
+def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether `_apply_two` takes the factors, and `_backward_of_two`."""
+    if len(factors) != 2:
+        return False
+    first, second = factors
+    least = LEAST_ACROSS if max(first.shape) <= len(second) else ACROSS
+    return len(second) >= least and not _is_small(state, second, first.shape[1])
+
+
+def _apply_two(
+    state: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, states: list[Tensor] | None
+) -> Tensor:
+    """Two factors, by one GEMM and a batched one: as W1 (X W2^T), where X is a row of `state` as a matrix."""
+    (o, i), (p, j) = first.shape, second.shape
+    after = (state.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+    if states is not None:
+        states.append(after)
+    matrices = first.expand(len(after), o, i), after
+    return torch.bmm(*matrices) if bias is None else torch.baddbmm(bias.reshape(o, p), *matrices)
+
+
 def chain_of_matmuls(
     x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: list[Tensor] | None = None
 ) -> Tensor:
@@ -108,6 +131,8 @@ def chain_of_matmuls(
         turned = None if bias is None else _turned(bias, outs)
         return _turned(chain_of_matmuls(_turned(x, ins), factors[::-1], turned, states), outs[::-1])
     state = x.reshape(-1, x.shape[-1])
+    if _are_two(state, factors):
+        return _apply_two(state, factors[0], factors[1], bias, states).reshape(out_shape(x, factors))
     for w in reversed(factors[1:]):
         state = _apply_factor(state, w)
         if states is not None:
@@ -146,11 +171,6 @@ def _apply_transposed(
     return (flat @ w).reshape(rows, rest * i), dw
 
 
-def _are_products_small(first: Tensor, second: Tensor) -> bool:
-    """Whether a row's part of the first factor's gradient is no larger than what the first or the second one makes."""
-    return first.numel() <= max(len(first) * len(second), first.shape[1] * second.shape[1])
-
-
 def _backward_of_two(
     dy: Tensor,
     x: Tensor,
@@ -161,12 +181,12 @@ def _backward_of_two(
     gradient: Gradient,
     kept: Sequence[Tensor],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients for x and two factors, the second of which needs no batched GEMM, nor a sum over one's results."""
+    """Back through `_apply_two`: gradients for x and both factors."""
     (o, i), (p, j) = first.shape, second.shape
     states, grads = x.reshape(-1, i, j), dy.reshape(-1, o, p)
     dx = dfirst = dsecond = None
     if needs_factors[0]:
-        after = kept[0].reshape(-1, p, i).mT if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+        after = kept[0] if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
         dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
         before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
@@ -195,10 +215,9 @@ def chain_of_matmuls_backward(
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient, kept)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
-    large = min(min(w.shape) for w in factors) >= FEW
-    if len(factors) == 2 and large and _are_products_small(*factors):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
     state, states, found = x.reshape(-1, x.shape[-1]), {}, iter(kept)
+    if _are_two(state, factors):
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
             states[k] = state
