@@ -13,7 +13,7 @@ from cuops._bench import OPERATORS, report
 from cuops._bench.case import DTYPES, available
 from cuops._bench.timing import timer
 
-ON_REQUEST = ("grid", "plan")  # sections that take long, whose results have files of their own
+ON_REQUEST = ("grid", "at_random", "plan")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ GRID_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128)
 GRID_COUNTS = range(1, 11)
 GRID_MIXED = [(64, 80), (86, 128), (112, 128), (4, 128), (128, 4), (2, 100, 3), (7, 11, 13)]
 GRID_ELEMENTS = 1 << 26  # of x: a bound on memory, and on time
+# Problems drawn at random: how many, and of what batches, numbers of factors and sizes.
+RANDOM, RANDOM_SEED = 250, 1
+RANDOM_BATCHES, RANDOM_COUNTS = (1, 2, 5, 16, 33, 64, 100, 256, 500, 1024, 3000, 8192), (1, 2, 2, 2, 3, 3, 4, 5)
+RANDOM_SIZES = (*range(2, 9), *range(10, 21, 2), *range(24, 65, 4), 72, 80, 86, 96, 100, 112, 120, 128)
 TINY = 1 << 20  # elements: such cases are replayed in a row, as launching takes longer than they do
 
 
@@ -88,16 +93,41 @@ def _summary(records: Records) -> None:
     for kind in dict.fromkeys(record["kind"] for record in compared):
         ratios = [record["to_best_peer"] for record in compared if record["kind"] == kind]
         mean = math.exp(sum(-math.log(ratio) for ratio in ratios) / len(ratios))
-        print(f"{kind}: {mean:.2f} times as fast as the best peer, geometric mean of {len(ratios)} cases")
+        slower = sum(ratio > 1.02 for ratio in ratios)
+        print(
+            f"{kind}: {mean:.2f} times as fast as the best peer, geometric mean of {len(ratios)} cases; "
+            f"{slower} take more than 1.02 times as long"
+        )
     print("\nthe slowest against the best peer:")
     for r in compared[-10:]:
         print(f"{r['to_best_peer']:.3f}x {r['best_peer']}: {r['kind']} {r['dtype']} {'x'.join(map(str, r['shape']))}")
 
 
+def _random_shapes(options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Chains of unequal factors, of up to half as many elements as the bound."""
+    draw, shapes = random.Random(RANDOM_SEED), []
+    bound = 1 << 12 if options.device == "cpu" else GRID_ELEMENTS // 2
+    while len(shapes) < (RANDOM // 9 if options.quick else RANDOM):
+        shape = draw.choice(RANDOM_BATCHES), *draw.choices(RANDOM_SIZES, k=draw.choice(RANDOM_COUNTS))
+        if math.prod(shape) <= bound:
+            shapes.append(shape)
+    return shapes
+
+
 def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """forward and backward at all sizes: the geometric mean to the best peer, and the worst ratio last"""
+    return _both_ways(options.shapes or _grid_shapes(options), options, functions, timer)
+
+
+def at_random(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """forward and backward of unequal factors, drawn at random: the mean to the best peer, and the worst ratio last"""
+    return _both_ways(options.shapes or _random_shapes(options), options, functions, timer)
+
+
+def _both_ways(
+    shapes: list[tuple[int, ...]], options: argparse.Namespace, functions: dict[str, Any], timer: Timer
+) -> Records:
     records: Records = []
-    shapes = options.shapes or _grid_shapes(options)
     for letter in options.dtypes or DTYPES:
         for kind in ("forward", "backward"):
             for tiny in (True, False):
@@ -132,5 +162,5 @@ def plan(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     return records
 
 
-SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid, plan)}
+SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid, at_random, plan)}
 PLOTTED = ("forward", "tf32", "backward")

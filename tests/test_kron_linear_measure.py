@@ -184,6 +184,14 @@ def test_the_grid_ends_with_the_geometric_mean_and_the_worst_ratios(tmp_path, ca
         assert mean == pytest.approx(math.prod(ratios) ** (-1 / len(ratios)), abs=0.01)
 
 
+def test_chains_of_unequal_factors_are_drawn_alike_each_time():
+    options = SimpleNamespace(quick=True, device="cuda")
+    shapes = kron_linear_benchmark._random_shapes(options)
+    assert shapes == kron_linear_benchmark._random_shapes(options)
+    assert any(len(set(factors)) > 1 for _, *factors in shapes)
+    assert max(map(math.prod, shapes)) <= kron_linear_benchmark.GRID_ELEMENTS
+
+
 def test_the_plans_section_ends_with_the_predictions_that_are_farthest_off(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kron_linear_benchmark, "kron_plan", lambda rows, *_: SimpleNamespace(microseconds=1e9 / rows))
     shapes = ["--shapes", "5x6x6", "3x33", "--dtypes", "f", "d", "--output", str(tmp_path)]

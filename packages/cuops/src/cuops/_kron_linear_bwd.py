@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
 from .reference import elements_between
 
-Gradients = tuple[Tensor | None, list[Tensor | None]]  # for x and the factors
-Way = Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Gradients]
+Gradients: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
+Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Gradients]"
 
 # By an element's bytes, the smallest factors whose states are worth keeping, and how many at least; the most rows that
 # several states are kept of.
