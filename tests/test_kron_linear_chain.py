@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 import torch
-from cuops import _kron_linear_bwd, _kron_linear_fused, reference
+from cuops import _kron_linear_bwd, _kron_linear_fused, _kron_linear_gemm, reference
 from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of, sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, exact_gradients, make
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -169,6 +169,7 @@ def both_of_a_factor(g, x, w):
 @pytest.fixture
 def _no_kernels(monkeypatch):
     """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
+    monkeypatch.setattr(_kron_linear_bwd, "_known", {})
     monkeypatch.setattr(_kron_linear_bwd, "apply", product_of_rows)
     monkeypatch.setattr(_kron_linear_bwd, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
@@ -190,10 +191,10 @@ def check_gradients(x, dy, factors, kept=_kron_linear_bwd.NOTHING):
                 close(got, want)
 
 
-def strided_arguments(sizes):
-    """x and dy whose rows do not lie one after the other, and factors."""
-    x = make((3, 2, math.prod(i for _, i in sizes)), torch.float64, seed=1)
-    dy = make((math.prod(o for o, _ in sizes), 3, 2), torch.float64, seed=2).movedim(0, -1)
+def strided_arguments(sizes, rows=3):
+    """x and dy, of twice so many rows, which do not lie one after the other, and factors."""
+    x = make((rows, 2, math.prod(i for _, i in sizes)), torch.float64, seed=1)
+    dy = make((math.prod(o for o, _ in sizes), rows, 2), torch.float64, seed=2).movedim(0, -1)
     return x, dy, [make(size, torch.float64, seed=3 + k) for k, size in enumerate(sizes)]
 
 
@@ -207,34 +208,42 @@ def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monke
         monkeypatch.setattr(_kron_linear_bwd, "both_gradients", both_of_a_factor)
     x, dy, factors = strided_arguments([(8, 4), (9, 12), (2, 6), (8, 3)])
     x, bias = x.mT.contiguous().mT, make((8 * 9 * 2 * 8,), torch.float64, seed=9) if with_bias else None
-    y, found = _kron_linear_bwd.forward_and_states(x, factors, bias)
+    y, found = _kron_linear_bwd.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert [s.numel() for s in found.states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
     check_gradients(x, dy, factors, found)
 
 
 @pytest.mark.parametrize(
-    "sizes",
+    ("rows", "sizes", "nothing_between"),
     [
-        [(40, 33), (36, 50)],  # which have no sum over a batched product's results
-        [(6, 30), (5, 7)],
-        [(4, 4), (25, 30), (3, 7)],
-        [(2, 40), (3, 5), (7, 30)],  # the first factor comes first
+        (10, [(40, 33), (36, 50)], True),
+        (10, [(32, 200), (200, 32)], True),  # the first factor comes first, as in the last one
+        (3, [(40, 33), (36, 50)], False),
+        (3, [(6, 30), (5, 7)], False),
+        (3, [(4, 4), (25, 30), (3, 7)], False),
+        (3, [(2, 40), (3, 5), (7, 30)], False),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels")
-def test_states_between_gemms_are_kept(with_bias, sizes, monkeypatch):
+def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, monkeypatch):
     monkeypatch.setattr(_kron_linear_bwd, "tf32_allowed", lambda _: False)
-    x, dy, factors = strided_arguments(sizes)
+    x, dy, factors = strided_arguments(sizes, rows)
+    turned = _kron_linear_gemm.turns(factors)
+    in_order = factors[::-1] if turned else factors
+    assert _kron_linear_gemm._are_two(x.reshape(-1, x.shape[-1]), in_order) == nothing_between
     bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
     monkeypatch.setattr(_kron_linear_bwd, "_kept_of_first", lambda *_: 0)
-    y, kept = _kron_linear_bwd.forward_and_states(x, factors, bias)
+    y, kept = _kron_linear_bwd.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert kept.of_chain
     assert len(kept.states) == len(sizes) - 1
     check_gradients(x, dy, factors, kept)
+    needs = [False] * len(factors)
+    needs[0 if turned else -1] = True  # of which the gradient is of x itself
+    assert _kron_linear_bwd.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
     monkeypatch.setattr(_kron_linear_bwd, "CHAIN_BYTES", 0)
     monkeypatch.setattr(_kron_linear_bwd, "_known", {})
     assert _kron_linear_bwd._kept(x, factors) == ((1, True) if len(sizes) == 2 else (0, False))
@@ -283,7 +292,7 @@ def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch
         [(4, 4), (20, 20)],
         [(20, 18), (3, 5)],
         [(2, 3), (30, 17), (3, 2)],
-        [(14, 16), (3, 2), (17, 40)],
+        [(14, 16), (3, 2), (17, 20)],
         [(17, 14), (5, 4), (15, 18)],
         [(2, 2), (3, 4), (17, 17), (18, 3), (4, 1)],
     ],
@@ -294,5 +303,13 @@ def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, ke
     monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
     monkeypatch.setattr(_kron_linear_bwd, "backward_of_fibers", backward_of_product)
     x, dy, factors = strided_arguments(sizes)
-    assert _kron_linear_bwd._cut_of_sizes(x, factors) > 0
+    assert _kron_linear_bwd._cut(x, factors) > 0
     check_gradients(x, dy, factors)
+
+
+@pytest.mark.parametrize(("sizes", "cut"), [([(14, 16), (3, 2), (17, 20)], 1), ([(14, 16), (3, 2), (17, 40)], 0)])
+@pytest.mark.usefixtures("_no_kernels")
+def test_factors_are_not_parted_where_the_last_ones_make_much_less_of_x(sizes, cut, monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: [1])
+    x, _, factors = strided_arguments(sizes)
+    assert _kron_linear_bwd._cut(x, factors) == cut

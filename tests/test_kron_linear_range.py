@@ -45,8 +45,8 @@ def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(rows, sizes):
     + [([size] * 2, torch.bfloat16, first) for size in (32, 128) for first in (1e-37, 1e-8, 1e35)],
 )
 def test_rows_and_factors_of_any_magnitude(sizes, dtype, first):
-    if first != 1e-8 and "GEMM" in str(cuops.kron_plan(301, [(size, size) for size in sizes], dtype)):
-        pytest.skip("GEMMs write what is between the factors in bfloat16, whose range it leaves")
+    if first != 1e-8 and sizes == [128] * 2 and _backend.choose().name == "cu118":
+        pytest.skip("there GEMMs write what is between the factors in bfloat16, whose range it leaves")
     lowest, highest = (-25, 25) if first == 1e-8 else (-10, 10)  # such that results are normal numbers
     magnitudes = torch.logspace(lowest, highest, 301, dtype=torch.float64, device="cuda")
     x = (random((301, math.prod(sizes)), torch.float64) * magnitudes[:, None]).to(dtype)

@@ -26,8 +26,8 @@ from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
 from .reference import elements_between
 
-Gradients: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
-Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Gradients]"
+Results: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
+Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Results]"
 
 # By an element's bytes, the smallest factors whose states are worth keeping, and how many at least; the most rows that
 # several states are kept of.
@@ -48,25 +48,26 @@ WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are f
 class Kept(NamedTuple):
     """What a forward keeps beside x and the factors: its states."""
 
-    states: list[Tensor]
+    states: Sequence[Tensor]
     of_chain: bool  # those of `chain_of_matmuls`, rather than what the first factors make of x
 
 
-NOTHING = Kept([], False)
-_known: dict[object, tuple[int, bool]] = {}  # by dtype, elements and sizes
+NOTHING = Kept((), False)
+_known: dict[object, tuple[int, bool]] = {}
 
 
 def _kept(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, bool]:
     """How many states to keep, and whether those of `chain_of_matmuls`: found once for each problem."""
     sizes = tuple([size for w in factors for size in w.shape])
     key = x.dtype, x.numel(), sizes, tf32_allowed(x), x.device.index
-    if key not in _known:
+    found = _known.get(key)
+    if found is None:
         if len(_known) >= 4096:
             _known.clear()
         kept = _kept_of_first(x, factors)
         chain = kept == 0 and _keeps_chain(x, factors)
-        _known[key] = (len(factors) - 1 if chain else kept), chain
-    return _known[key]
+        _known[key] = found = (len(factors) - 1 if chain else kept), chain
+    return found
 
 
 def _keeps_chain(x: Tensor, factors: Sequence[Tensor]) -> bool:
@@ -105,10 +106,15 @@ def _kept_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
     return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
 
 
-def forward_and_states(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, Kept]:
-    """y, and what is kept of what lies between the factors."""
+def forward_and_states(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, needs_factors: Sequence[bool]
+) -> tuple[Tensor, Kept]:
+    """y, and what is kept of what lies between the factors: nothing for the first one, whose gradient is of x."""
     states: list[Tensor] = []
     kept, of_chain = _kept(x, factors)
+    from_last = of_chain and not turns(factors)
+    if not any(needs_factors[:-1] if from_last else needs_factors[1:]):
+        return fused_chain(x, factors, bias), NOTHING
     if of_chain:
         return chain_of_matmuls(x, factors, bias, states), Kept(states, True)
     if kept == 0 or x.element_size() == 2:
@@ -130,7 +136,7 @@ def _backward_of_states(
     needs_x: bool,
     needs_factors: Sequence[bool],
     kept: Sequence[Tensor],
-) -> Gradients:
+) -> Results:
     """Back through `forward_and_states`."""
     cut, states, dfactors = len(kept), [x, *kept], [None] * len(factors)
     others = factors[cut:]
@@ -156,14 +162,14 @@ def fused_backward(
     needs_x: bool,
     needs_factors: Sequence[bool],
     kept: Kept = NOTHING,
-) -> Gradients:
+) -> Results:
     """Gradients for x and the factors, None where not needed. Nothing is empty.
 
     A factor's gradient is the product, summed over all that it does not touch, of x and of what dy becomes by the
     transposes of all other factors. `kept`: by `forward_and_states`.
     """
     if kept.of_chain:
-        return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept.states)
+        return _by_chain(dy, x, factors, needs_x, needs_factors, kept.states)
     if kept.states:
         return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept.states)
     if not any(needs_factors):
@@ -172,9 +178,14 @@ def fused_backward(
 
 
 def _by_chain(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
-) -> Gradients:
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient)
+    dy: Tensor,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+    kept: Sequence[Tensor] = (),
+) -> Results:
+    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept)
 
 
 def _way(x: Tensor, factors: Sequence[Tensor]) -> Way:
@@ -240,7 +251,7 @@ def _backward_of_merged(
     groups: Sequence[slice],
     needs_x: bool,
     needs_factors: Sequence[bool],
-) -> Gradients:
+) -> Results:
     """`fused_backward` of the groups' products, whose gradients are then taken apart."""
     if len(groups) > 1 and groups[0].stop == 1 and max(factors[0].shape) <= NARROW:  # on which a GEMM would be slow
         return _backward_in_two(dy, x, factors, 1, needs_x, needs_factors)
@@ -296,7 +307,7 @@ def _others_come_first(first: Sequence[Tensor], others: Sequence[Tensor]) -> boo
 
 def _backward_in_two(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
-) -> Gradients:
+) -> Results:
     """`fused_backward` of the first `cut` factors and of the others.
 
     One part's gradients are of what the other one makes of x; the other one's, of what the first's make of dy.
@@ -304,10 +315,10 @@ def _backward_in_two(
     first, others, needs_first, needs_others = factors[:cut], factors[cut:], needs_factors[:cut], needs_factors[cut:]
     rows, (p, j) = x.numel() // x.shape[-1], (math.prod(w.shape[d] for w in others) for d in (0, 1))
 
-    def by_first(dy: Tensor, x: Tensor, inner: int, needs_x: bool) -> Gradients:
+    def by_first(dy: Tensor, x: Tensor, inner: int, needs_x: bool) -> Results:
         return _backward_along(dy.reshape(rows, -1), x.reshape(rows, -1), first, inner, needs_x, needs_first)
 
-    def by_others(dy: Tensor, x: Tensor, needs_x: bool) -> Gradients:
+    def by_others(dy: Tensor, x: Tensor, needs_x: bool) -> Results:
         return fused_backward(dy.reshape(-1, p), x.reshape(-1, j), others, needs_x, needs_others)
 
     state, dx, dfirst, dothers = in_place(x.contiguous()), None, [None] * cut, [None] * len(others)
@@ -326,7 +337,7 @@ def _backward_in_two(
 
 def _backward_along(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
-) -> Gradients:
+) -> Results:
     """Back through `apply`: the gradients of factors that have `inner` columns beyond them, and for x, (rows, ...)."""
     dy, rows, transposed = in_place(dy), len(x), [w.mT for w in factors]
     if not any(needs_factors):

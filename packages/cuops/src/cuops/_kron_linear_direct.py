@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._kron_linear_bwd import NOTHING, Kept
+from ._kron_linear_bwd import Kept
 from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states
 from ._transforms import is_batched, is_transformed
 
@@ -59,8 +59,8 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
-        needs_states = any(ctx.needs_input_grad[3:])  # the first factor's gradient is of x itself
-        y, kept = forward_and_states(x, factors, bias) if needs_states else (_fwd_cuda(x, factors, bias), NOTHING)
+        _, _, *needs_factors = ctx.needs_input_grad
+        y, kept = forward_and_states(x, factors, bias, needs_factors)
         ctx.factors, ctx.of_chain = len(factors), kept.of_chain
         ctx.save_for_backward(x, *factors, *kept.states)
         return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views

@@ -32,12 +32,12 @@ def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tens
 
 
 def forward_and_states(
-    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, needs_factors: Sequence[bool]
 ) -> tuple[Tensor, _kron_linear_bwd.Kept]:
     """y, and what is kept for the factors' gradients beside x and the factors."""
     if _is_empty(x, factors):
         return reference.kron_linear_torch(x, factors, bias), _kron_linear_bwd.NOTHING
-    return _kron_linear_bwd.forward_and_states(x, factors, bias)
+    return _kron_linear_bwd.forward_and_states(x, factors, bias, needs_factors)
 
 
 def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=_kron_linear_bwd.NOTHING):  # type: ignore[no-untyped-def]
