@@ -255,9 +255,8 @@ def test_works_on_the_current_stream():
         x.fill_(2.0)
         y = cuops.kron_linear(x, [w, w])
     stream.synchronize()
-    torch.testing.assert_close(
-        y, torch.full_like(y, 8192.0)
-    )  # which pairs of float16 may miss by a unit in the last place
+    # Pairs of float16 may miss it by a unit in the last place.
+    torch.testing.assert_close(y, torch.full_like(y, 8192.0))
     assert torch.equal(y, cuops.kron_linear(x, [w, w]))
 
 

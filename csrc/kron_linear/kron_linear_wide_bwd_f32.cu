@@ -52,7 +52,7 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
     const unsigned own = found_anew(of.samples) + slot * kTile, factor = found_anew(of.factors[0]);
     wait_for_arrivals(&shared.full[slot], parity);
     const int exponent = Products::first(t, Role::kIsA ? own : factor, Role::kIsA ? factor : own, shared.exponents[slot], row);
-    __syncwarp();
+    __syncwarp();  // all lanes have read the exponents
     if (lane == 0) arrive(&shared.empty[slot]);
     if constexpr (Role::kSums) {
       wait_for_arrivals(&shared.full[other], parity);

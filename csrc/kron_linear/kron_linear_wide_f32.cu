@@ -133,7 +133,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
     float y[kBlocks == 4 ? 8 : kUsed / 8][4];
     wait_for_arrivals(&shared.full[slot], parity);
     int exponent = Products::first(t, factors, factors + (2 + slot) * Tile::kBytes, shared.exponents[slot], row, half * 64);
-    __syncwarp();
+    __syncwarp();  // all lanes have read the exponents
     if (lane == 0) arrive(&shared.empty[slot]);
     advance(kTeams);
     const int sample = turn / across;

@@ -20,7 +20,14 @@ from ._kron_linear_fibers_bwd import (
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place, plan_of, tf32_allowed
-from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, product_of, turns
+from ._kron_linear_gemm import (
+    chain_of_matmuls,
+    chain_of_matmuls_backward,
+    elements_of_chain,
+    most_between,
+    product_of,
+    turns,
+)
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
@@ -77,8 +84,8 @@ def _keeps_chain(x: Tensor, factors: Sequence[Tensor]) -> bool:
     """
     if len(factors) < 2 or _way(x, factors) is not _by_chain:
         return False
-    between = elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])])[1:-1]
-    if len(factors) > 2 and x.numel() // x.shape[-1] * sum(between) * x.element_size() > CHAIN_BYTES:
+    between = sum(elements_of_chain(factors)[1:-1])
+    if len(factors) > 2 and x.numel() // x.shape[-1] * between * x.element_size() > CHAIN_BYTES:
         return False
     if x.element_size() > 2 and not tf32_allowed(x):
         return True
@@ -112,14 +119,13 @@ def forward_and_states(
     """y, and what is kept of what lies between the factors: nothing for the first one, whose gradient is of x."""
     states: list[Tensor] = []
     kept, of_chain = _kept(x, factors)
-    from_last = of_chain and not turns(factors)
-    if not any(needs_factors[:-1] if from_last else needs_factors[1:]):
+    others = needs_factors[:-1] if of_chain and not turns(factors) else needs_factors[1:]
+    if kept == 0 or not any(others):
         return fused_chain(x, factors, bias), NOTHING
     if of_chain:
         return chain_of_matmuls(x, factors, bias, states), Kept(states, True)
-    if kept == 0 or x.element_size() == 2:
-        y = fused_chain(x, factors, bias, states if kept else None)
-        return y, Kept(states, False)
+    if x.element_size() == 2:
+        return fused_chain(x, factors, bias, states), Kept(states, False)
     state, inner = in_place(x.contiguous()).reshape(-1, x.shape[-1]), x.shape[-1]
     for w in factors[:kept]:
         inner //= w.shape[1]

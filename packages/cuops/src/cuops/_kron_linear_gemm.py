@@ -96,9 +96,14 @@ def _turned(t: Tensor, sizes: Sequence[int]) -> Tensor:
     return t.reshape(-1, *sizes).permute(0, *range(len(sizes), 0, -1)).reshape(t.shape)
 
 
+def elements_of_chain(factors: Sequence[Tensor]) -> list[int]:
+    """Of a row: elements of x, of what `chain_of_matmuls` has between the factors, and of y."""
+    return elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])])
+
+
 def most_between(factors: Sequence[Tensor]) -> int:
     """The most elements of a row that `chain_of_matmuls` has at a time."""
-    return max(elements_between([w.shape for w in (factors if turns(factors) else factors[::-1])]))
+    return max(elements_of_chain(factors))
 
 
 def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
