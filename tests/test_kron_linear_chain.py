@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 import torch
-from cuops import _kron_linear_bwd, _kron_linear_fused, _kron_linear_gemm, reference
+from cuops import _kron_linear_bwd, _kron_linear_fused, _kron_linear_gemm, _kron_linear_kept, reference
 from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of, sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, exact_gradients, make
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -169,15 +169,17 @@ def both_of_a_factor(g, x, w):
 @pytest.fixture
 def _no_kernels(monkeypatch):
     """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
-    monkeypatch.setattr(_kron_linear_bwd, "_known", {})
-    monkeypatch.setattr(_kron_linear_bwd, "apply", product_of_rows)
-    monkeypatch.setattr(_kron_linear_bwd, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
+    monkeypatch.setattr(_kron_linear_kept, "_known", {})
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
     monkeypatch.setattr(_kron_linear_bwd, "both_gradients", lambda *_: None)
-    for time in ("time_of_products", "time_of_slices"):
-        monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
-    for plan in ("plan_of_fibers", "groups_of_fibers", "two_of_a_size"):
-        monkeypatch.setattr(_kron_linear_bwd, plan, lambda *_: None)
+    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: None)
+    for module in (_kron_linear_bwd, _kron_linear_kept):
+        monkeypatch.setattr(module, "apply", product_of_rows)
+        monkeypatch.setattr(module, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
+        for time in ("time_of_products", "time_of_slices"):
+            monkeypatch.setattr(module, time, lambda *_: math.inf)
+        for plan in ("groups_of_fibers", "two_of_a_size"):
+            monkeypatch.setattr(module, plan, lambda *_: None)
 
 
 def check_gradients(x, dy, factors, kept=_kron_linear_bwd.NOTHING):
@@ -203,15 +205,52 @@ def strided_arguments(sizes, rows=3):
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels")
 def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "_kept", lambda *_: (kept, False))
+    monkeypatch.setattr(_kron_linear_kept, "_count_of_first", lambda *_: kept)
     if together:
         monkeypatch.setattr(_kron_linear_bwd, "both_gradients", both_of_a_factor)
     x, dy, factors = strided_arguments([(8, 4), (9, 12), (2, 6), (8, 3)])
     x, bias = x.mT.contiguous().mT, make((8 * 9 * 2 * 8,), torch.float64, seed=9) if with_bias else None
-    y, found = _kron_linear_bwd.forward_and_states(x, factors, bias, [True] * len(factors))
+    y, found = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert [s.numel() for s in found.states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
     check_gradients(x, dy, factors, found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ([(20, 14), (13, 30)], [(1, True), (1, False)]),
+        ([(20, 14), (3, 5), (17, 6)], [(1, False), (1, True), (1, True)]),
+        ([(14, 20), (8, 6), (5, 9)], [(2, False), (1, True)]),  # a GEMM of the product of two
+        ([(14, 20), (8, 6), (5, 9)], [(1, True), (2, False)]),
+        ([(14, 20), (8, 6), (5, 9)], [(1, True), (2, True)]),
+        ([(3, 4), (5, 2), (30, 20)], [(2, True), (1, True)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.usefixtures("_no_kernels")
+def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch):
+    counts = [count for count, _ in groups]
+    starts = list(itertools.accumulate(counts, initial=0))
+    chain = [(first, *group) for first, group in zip(starts, groups, strict=False)]
+    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: chain)
+    monkeypatch.setattr(_kron_linear_fused, "plan_of", lambda *_: chain)
+    monkeypatch.setattr(_kron_linear_fused, "library", OneLaunch)
+    monkeypatch.setattr(_kron_linear_kept, "fused_chain", _kron_linear_fused.fused_chain)
+    x, dy, factors = strided_arguments(sizes)
+    bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
+    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
+    check(y, x, factors, bias)
+    assert kept.parts == [(count, count > 1 and not is_fused) for count, is_fused in groups]
+    between = reference.elements_between(sizes)
+    assert [s.numel() for s in kept.states] == [6 * between[start] for start in starts[1:-1]]
+    check_gradients(x, dy, factors, kept)
+    needs = [k < counts[0] for k in range(len(factors))]  # whose gradients are of x itself
+    assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
+    monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
+    monkeypatch.setattr(_kron_linear_kept, "_known", {})
+    assert _kron_linear_kept._parts_of_chain(x, factors) == ([] if len(groups) > 2 else kept.parts)
 
 
 @pytest.mark.parametrize(
@@ -229,24 +268,25 @@ def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monke
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels")
 def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "tf32_allowed", lambda _: False)
+    monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
     x, dy, factors = strided_arguments(sizes, rows)
     turned = _kron_linear_gemm.turns(factors)
     in_order = factors[::-1] if turned else factors
     assert _kron_linear_gemm._are_two(x.reshape(-1, x.shape[-1]), in_order) == nothing_between
     bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
-    monkeypatch.setattr(_kron_linear_bwd, "_kept_of_first", lambda *_: 0)
-    y, kept = _kron_linear_bwd.forward_and_states(x, factors, bias, [True] * len(factors))
+    monkeypatch.setattr(_kron_linear_kept, "_count_of_first", lambda *_: 0)
+    monkeypatch.setattr(_kron_linear_kept, "_parts_of_chain", lambda *_: [])
+    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
-    assert kept.of_chain
+    assert not kept.parts
     assert len(kept.states) == len(sizes) - 1
     check_gradients(x, dy, factors, kept)
     needs = [False] * len(factors)
     needs[0 if turned else -1] = True  # of which the gradient is of x itself
-    assert _kron_linear_bwd.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
-    monkeypatch.setattr(_kron_linear_bwd, "CHAIN_BYTES", 0)
-    monkeypatch.setattr(_kron_linear_bwd, "_known", {})
-    assert _kron_linear_bwd._kept(x, factors) == ((1, True) if len(sizes) == 2 else (0, False))
+    assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
+    monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
+    monkeypatch.setattr(_kron_linear_kept, "_known", {})
+    assert (_kron_linear_kept.how(x, factors) is not None) == (len(sizes) == 2)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import kron_exact
 import kron_samples
 import pytest
 import torch
-from cuops import _kron_linear_bwd, reference
+from cuops import _kron_linear_kept, reference
 from kron_samples import (
     DTYPES,
     SAMPLES,
@@ -183,9 +183,13 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (1, [(32, 32)] * 4, torch.float64, 2),
         (2, [(48, 56)] * 4, torch.float32, 2),
         (1, [(64, 64)] * 4, torch.bfloat16, 2),
-        (1, [(96, 96)] * 3, torch.bfloat16, 0),
-        (40, [(80, 80)] * 3, torch.float64, 0),  # of more than a few rows
-        (1, [(96, 96)] * 3, torch.float32, 0),
+        (1, [(96, 96)] * 3, torch.bfloat16, 1),
+        (1, [(96, 96)] * 3, torch.float32, 1),
+        (33, [(14, 14), (64, 64), (86, 28)], torch.float16, 2),
+        (500, [(10, 10), (18, 18), (100, 100)], torch.bfloat16, 1),  # after a GEMM of two factors' product
+        (100, [(24, 72), (96, 96), (36, 20)], torch.float64, 2),
+        (300, [(4, 4), (60, 60)], torch.float32, 1),
+        (40, [(80, 80)] * 3, torch.float64, 0),  # more than is worth keeping
         (100, [(112, 112), (60, 60)], torch.float32, 1),  # and those of GEMMs, which lie between the factors
         (256, [(18, 18), (30, 30)], torch.bfloat16, 1),
         (500, [(30, 100), (18, 40)], torch.float64, 1),
@@ -198,7 +202,8 @@ def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
     x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
     y = cuops.kron_linear(x, factors)
     assert len(y.grad_fn.saved_tensors) == 1 + len(sizes) + states
-    begins = -1 if _kron_linear_bwd._kept(x, factors)[1] else 0  # where the gradient is of x itself
+    _, parts = _kron_linear_kept.how(x, factors) or (None, [(1, False)])
+    begins = 0 if parts else -1  # where the gradient is of x itself
     alone = [w.detach() for w in factors]
     alone[begins] = factors[begins]
     assert len(cuops.kron_linear(x, alone).grad_fn.saved_tensors) == 1 + len(sizes)

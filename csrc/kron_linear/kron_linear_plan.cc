@@ -21,7 +21,7 @@ namespace {
 // or GEMM: the vendor's matrix product), samples and slices of a tile, columns, bytes of shared memory, blocks, predicted
 // nanoseconds, bytes, operations.
 tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::Any>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
-                                                                 int64_t inner, bool allow_tf32, int64_t device, bool mixes) {
+                                                                 int64_t inner, bool allow_tf32, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const KronDevice facts = kron_device(static_cast<int>(device));
   KronProblem problem;
@@ -32,7 +32,7 @@ tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::Any>> kron_linear_plan(int64_t dtype, 
   problem.inner = inner;
   problem.sizes = sizes_of(sizes);
   tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::Any>> result;
-  for (const KronGroup& group : plan_chain(problem, mixes, facts)) {
+  for (const KronGroup& group : plan_chain(problem, facts)) {
     const tvm::ffi::String kernel = group.fused ? group.kernel->name() : "GEMM";
     result.push_back({group.first, group.count, kernel, group.samples, group.slices, group.columns,
                       static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),

@@ -16,47 +16,83 @@ constexpr double kBehindFibers = 3000;
 // kernels of KronAxesParams those that have more bytes of shared memory than these.
 constexpr double kBehindAny = 11500;
 constexpr unsigned kAlmostAll = 200 << 10;
-constexpr double kBatch = 580;                       // ns of a multiprocessor
 constexpr double kDepth = 7, kDepthF64 = 12;         // ns of an element of a sum, of a batch of small products
+constexpr int kAcross = 32, kLeastAcross = 16;       // rows of the second of two, from which on nothing is rearranged
 constexpr int kFew = 32;                             // columns beyond a factor's own, from which on products are batched
 constexpr double kMerge = 2500;                      // ns of a launch that multiplies two factors out
-constexpr double kMergedMargin = 1.15;               // by which that must be faster
 constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
 constexpr double kFewProducts = 3 << 19, kFewAlone = 1 << 20, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
-// And chains of fused kernels and GEMMs: of bfloat16, two factors in one GEMM take less than expected where they are small.
-constexpr double kMixedMargin = 1.02, kMixedMarginBFloat16 = 1.1;
+constexpr double kMixedMargin = 1.02;  // and chains of fused kernels and GEMMs
 
-// A factor through the vendor's matrix product, as measured: small factors and short rows of columns cost more, and of 16 bits each
-// of the batched products costs at least kBatch. `batches`: how many, where _kron_linear_gemm.py takes the batched product, else 0.
-// `alone`: whether the layer has no other factor.
-KronGroup plan_gemm(const KronProblem& problem, double batches, bool alone, const KronDevice& device) {
+// How _kron_linear_gemm.py has a factor by the vendor's matrix product: by one, by one and a copy that rearranges, or by a batch.
+enum Gemm { kOne, kCopied, kBatched };
+
+// What that takes, fitted to 13,000 of them on an H200 (2 to 128 rows and columns, 2^14 to 2^25 elements), within 15 to 30 %: ns;
+// ps of a vector of columns, for each row and column that it has, for itself, and for each product; ns of a matrix of a batch.
+struct GemmTimes {
+  double start, in, out, vector, product, matrix;
+};
+constexpr GemmTimes kGemmTimes[][5] = {
+    // float32, float64, and 16 bits: where rows are whole vectors, have an even number of elements, and else
+    {{6400, 1.39, 0.70, 33.9, 0.0427, 0},
+     {4200, 1.18, 1.59, 82.4, 0.0281, 0},
+     {4500, 0.29, 0.34, 30.5, 0.0029, 0},
+     {4600, 0.07, 0.18, 68.0, 0.0193, 0},
+     {5600, 1.16, 0.49, 60.1, 0.0050, 0}},
+    {{8500, 1.20, 2.85, 38.6, 0.0523, 0},
+     {7100, 1.43, 5.89, 72.4, 0.0243, 0},
+     {6900, 1.57, 1.44, 18.3, 0.0029, 0},
+     {7000, 0.55, 1.80, 65.0, 0.0055, 0},
+     {7300, 0.06, 1.57, 73.4, 0.0149, 0}},
+    {{5400, 1.51, 1.03, 27.0, 0.0471, 0.62},
+     {4400, 1.40, 1.90, 62.0, 0.0372, 0.76},
+     {4400, 0.17, 0.92, 14.0, 0.0029, 3.78},
+     {4500, 0.80, 1.30, 25.5, 0.0085, 1.10},
+     {4800, 1.62, 0.98, 46.3, 0.0118, 1.52}},
+};
+constexpr double kMeasured = 132;              // multiprocessors
+constexpr double kProductTf32 = 0.0054;        // ps
+constexpr double kHides = 256, kHidden = 0.4;  // rows and columns in 16 bits, from which the state comes meanwhile
+
+// Whether _kron_linear_gemm.py takes a batch of small products, one for each row. `alone`: whether the layer has no other factor.
+bool is_few(const KronProblem& problem, const KronSize& size, double rows, double columns, bool alone) {
+  const double elements = rows * columns * static_cast<double>(size.in);
+  const bool whole = size_of(problem.dtype) == 2 && size.in % 8 == 0 && size.out % 8 == 0;
+  return rows <= kFewRows && elements < kFewElements && elements * size.out <= (alone ? kFewAlone : kFewProducts) &&
+         !(alone && whole);
+}
+
+// Whether it has nothing to rearrange between two factors.
+bool are_two(const KronProblem& problem) {
+  if (problem.sizes.size() != 2 || problem.inner > 1) return false;
+  const KronSize &first = problem.sizes[0], &second = problem.sizes[1];
+  const int least = std::max(first.out, first.in) <= second.out ? kLeastAcross : kAcross;
+  return second.out >= least && !is_few(problem, second, static_cast<double>(problem.rows), first.in, false);
+}
+
+// A factor through the vendor's matrix product.
+KronGroup plan_gemm(const KronProblem& problem, Gemm gemm, bool alone, const KronDevice& device) {
   KronGroup group(problem);
   const KronSize& size = problem.sizes[0];
-  const double vectors = static_cast<double>(problem.rows) * problem.inner,
-               smallest = static_cast<double>(std::min(size.in, size.out));
+  const double rows = static_cast<double>(problem.rows), vectors = rows * problem.inner, in = size.in, out = size.out;
   const bool halves = size_of(problem.dtype) == 2;
-  group.bytes = vectors * (size.in + size.out) * size_of(problem.dtype);
-  group.operations = 2 * vectors * size.in * size.out;
-  // Operations a nanosecond a multiprocessor.
-  const double rate_f64 = smallest >= 112 ? 620 : smallest >= 96 ? 450 : 380;
-  const double rate = halves ? 6800 : problem.tf32 ? 3000 : problem.dtype == kFloat64 ? rate_f64 : 380;
-  const double hidden = halves && smallest >= 256 ? 0.4 : 1.0;  // the state comes meanwhile
-  double penalty = smallest >= 32 ? 1.0 : smallest >= 16 ? 1.8 : smallest >= 8 ? 2.8 : 4.5;
-  if (halves && (size.in % 8 || size.out % 8)) penalty *= 2.5;
-  const double moved = penalty * group.bytes / 31;
-  // As _kron_linear_gemm.py has it: a batch of small products.
-  const bool few = group.operations <= 2 * (alone ? kFewAlone : kFewProducts) && vectors * size.in < kFewElements &&
-                   problem.rows <= kFewRows && (!alone || !halves || size.in % 8 || size.out % 8);
-  group.nanoseconds = (few ? 3300 + (problem.dtype == kFloat64 ? kDepthF64 : kDepth) * static_cast<double>(size.in)
-                       : problem.inner > 1 && problem.inner < kFew  ? 6000
-                       : problem.dtype == kFloat32 && !problem.tf32 ? 6500
-                                                                    : 4500) +
-                      (halves ? std::max(moved, batches * kBatch) : moved) / device.multiprocessors +
-                      hidden * group.operations / (rate * device.multiprocessors);
+  const std::int64_t lengths = size.in | (gemm == kOne ? size.out : problem.inner);  // of rows: what all are multiples of
+  group.bytes = vectors * (in + out) * size_of(problem.dtype);
+  group.operations = 2 * vectors * in * out;
+  if (is_few(problem, size, rows, problem.inner, alone)) {
+    group.nanoseconds = 3300 + (problem.dtype == kFloat64 ? kDepthF64 : kDepth) * in;
+    return group;
+  }
+  const GemmTimes& times = kGemmTimes[gemm][!halves ? problem.dtype == kFloat64 : lengths % 8 == 0 ? 2 : lengths % 2 == 0 ? 3 : 4];
+  const double hidden = halves && std::min(in, out) >= kHides ? kHidden : 1;
+  const double product = hidden * (problem.tf32 ? kProductTf32 : times.product);
+  group.nanoseconds = times.start + (vectors * (times.in * in + times.out * out + times.vector + product * in * out) * 1e-3 +
+                                     (gemm == kBatched ? rows * times.matrix : 0)) *
+                                        kMeasured / device.multiprocessors;
   return group;
 }
 
@@ -108,15 +144,14 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
   for (int i = n - 1; i >= 0; --i) {
     for (int end = i + 1; end <= n; ++end) {
       const KronProblem part = part_of(problem, i, end);
-      const double batches = part.inner < kFew ? 0 : static_cast<double>(part.rows);
+      const Gemm how = part.inner < kFew ? kOne : kBatched;
       std::vector<KronGroup> candidates = {plan_group(part, device)};
       const bool fused = candidates[0].fused;
       // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
       const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
                         (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
       if (end == i + 1) {
-        KronGroup gemm = plan_gemm(part, batches, n == 1, device);
-        if (fused && end == n) gemm.nanoseconds += kLaunch;  // as that of a fused kernel has it
+        KronGroup gemm = plan_gemm(part, how, n == 1, device);
         candidates.push_back(std::move(gemm));
       }
       if (end == i + 2 && problem.dtype == kBFloat16) {
@@ -126,14 +161,15 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
         merged.sizes = {size};
         if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
             static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
-          KronGroup gemm = plan_gemm(merged, batches, false, device);
+          KronGroup gemm = plan_gemm(merged, how, false, device);
           gemm.count = 2;
-          gemm.nanoseconds = kMergedMargin * (gemm.nanoseconds + kMerge);
+          gemm.nanoseconds = gemm.nanoseconds + kMerge;
           candidates.push_back(std::move(gemm));
         }
       }
       for (KronGroup& group : candidates) {
         group.first = i;
+        if (!group.fused && group.count == 1 && end == n) group.nanoseconds += kLaunch;  // as that of a fused kernel has it
         // apply_along() rearranges the state before and after.
         if (!group.fused && part.inner > 1 && part.inner < kFew)
           group.nanoseconds += 2 * (kRearrange + group.bytes / 31 / device.multiprocessors);
@@ -204,25 +240,28 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   return best;
 }
 
-std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const KronDevice& device) {
+std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device) {
   auto [plain, mixed] = cheapest_chains(problem, device);
   // The vendor's alone, the last factor first.
-  Chain gemms{{}, 0};
-  for (int i = 0; i < static_cast<int>(problem.sizes.size()); ++i) {
-    KronProblem part = part_of(problem, i, i + 1);
-    for (int k = 0; k < i; ++k) part.rows = part.rows / problem.sizes[k].out * problem.sizes[k].in;
-    for (std::size_t k = i + 1; k < problem.sizes.size(); ++k) part.inner = part.inner / problem.sizes[k].in * problem.sizes[k].out;
-    const bool in_batch = static_cast<double>(part.rows) / problem.rows * part.inner >= kFew;
-    gemms.groups.push_back(plan_gemm(part, in_batch ? static_cast<double>(problem.rows) : 0, problem.sizes.size() == 1, device));
+  Chain gemms{{}, problem.inner == 1 ? 0 : INFINITY};
+  const bool two = are_two(problem);
+  KronProblem part = problem;
+  for (int i = static_cast<int>(problem.sizes.size()) - 1; i >= 0; --i) {
+    part.sizes = {problem.sizes[i]};
+    part.rows = problem.rows;
+    part.inner = 1;  // of what all other factors have made, or will take
+    for (int k = 0; k < static_cast<int>(problem.sizes.size()); ++k)
+      if (k != i) (two && k < i ? part.rows : part.inner) *= k < i ? problem.sizes[k].in : problem.sizes[k].out;
+    const Gemm how = part.inner == 1 ? kOne : part.inner < kFew && !two ? kCopied : kBatched;
+    gemms.groups.push_back(plan_gemm(part, how, problem.sizes.size() == 1, device));
     gemms.groups.back().first = i;
-    if (i == 0) gemms.groups[0].nanoseconds += kLaunch;  // as that of a fused kernel has it
+    if (i == 0) gemms.groups.back().nanoseconds += kLaunch;  // as that of a fused kernel has it
     gemms.nanoseconds += gemms.groups.back().nanoseconds;
   }
   const bool tuned =
       std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || !g.has<KronFwdParams>(); });
   const double margin = tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
-  const double mixed_margin = problem.dtype == kBFloat16 ? kMixedMarginBFloat16 : kMixedMargin;
-  if (mixes && mixed.nanoseconds * mixed_margin < plain.nanoseconds) plain = std::move(mixed);
+  if (mixed.nanoseconds * kMixedMargin < plain.nanoseconds) plain = std::move(mixed);
   return plain.nanoseconds * margin < gemms.nanoseconds ? plain.groups : gemms.groups;
 }
 

@@ -128,7 +128,7 @@ void set_sample_strides(KronSmallParams* p);
 // The best fused launch for all of the problem's factors; not fused where none fits.
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device);
 
-// The chain of groups for a problem. `mixes`: GEMMs may take factors that a fused kernel would take, before others that one does.
-std::vector<KronGroup> plan_chain(const KronProblem& problem, bool mixes, const KronDevice& device);
+// The chain of groups for a problem, in the order in which they run: that of GEMMs alone may begin with the last factor.
+std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& device);
 
 }  // namespace cuops

@@ -19,15 +19,8 @@ from ._kron_linear_fibers_bwd import (
     plan_of_fibers,
     time_of_fibers,
 )
-from ._kron_linear_fused import apply, fused_chain, in_place, plan_of, tf32_allowed
-from ._kron_linear_gemm import (
-    chain_of_matmuls,
-    chain_of_matmuls_backward,
-    elements_of_chain,
-    most_between,
-    product_of,
-    turns,
-)
+from ._kron_linear_fused import apply, fused_chain, in_place
+from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
@@ -36,128 +29,43 @@ from .reference import elements_between
 Results: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
 Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Results]"
 
-# By an element's bytes, the smallest factors whose states are worth keeping, and how many at least; the most rows that
-# several states are kept of.
-KEPT, KEPT_ROWS = {2: (32, 4), 4: (48, 4), 8: (24, 2)}, 16
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
 # The largest factors worth cutting a chain of GEMMs for: of two, and of more, by an element's bytes; and how much more
 # than with the chain, at most, what lies between the factors may then be.
 CUT_OF_TWO, CUT, MORE_BETWEEN = 5, {2: 8, 4: 12, 8: 12}, 1.3
-CHAIN_BYTES = 1 << 28  # of what lies between more than two factors, that are worth keeping for a chain of GEMMs
 # From MANY elements on, products of neighbours of up to MERGED are faster as one; in bfloat16, of factors of more than
 # 8 and up to NARROW, products of up to MERGED_NARROW, from more elements on where all are 16.
 MERGED, LEAST_MERGED = 64, 8
 MERGED_NARROW, FROM_16 = 256, 1 << 24
-WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are faster one by one, of so many elements
 
 
 class Kept(NamedTuple):
     """What a forward keeps beside x and the factors: its states."""
 
-    states: Sequence[Tensor]
-    of_chain: bool  # those of `chain_of_matmuls`, rather than what the first factors make of x
+    states: Sequence[Tensor] = ()
+    # From one to the next: how many factors, and whether a GEMM has their product. None: those of `chain_of_matmuls`.
+    parts: Sequence[tuple[int, bool]] = ()
 
 
-NOTHING = Kept((), False)
-_known: dict[object, tuple[int, bool]] = {}
-
-
-def _kept(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, bool]:
-    """How many states to keep, and whether those of `chain_of_matmuls`: found once for each problem."""
-    sizes = tuple([size for w in factors for size in w.shape])
-    key = x.dtype, x.numel(), sizes, tf32_allowed(x), x.device.index
-    found = _known.get(key)
-    if found is None:
-        if len(_known) >= 4096:
-            _known.clear()
-        kept = _kept_of_first(x, factors)
-        chain = kept == 0 and _keeps_chain(x, factors)
-        _known[key] = found = (len(factors) - 1 if chain else kept), chain
-    return found
-
-
-def _keeps_chain(x: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether a chain of GEMMs goes back, whose states would take a product each to find again.
-
-    Of 16 bits and TF32 only where one goes forward, too, so that y does not depend on whether it has a gradient.
-    """
-    if len(factors) < 2 or _way(x, factors) is not _by_chain:
-        return False
-    between = sum(elements_of_chain(factors)[1:-1])
-    if len(factors) > 2 and x.numel() // x.shape[-1] * between * x.element_size() > CHAIN_BYTES:
-        return False
-    if x.element_size() > 2 and not tf32_allowed(x):
-        return True
-    return all(count == 1 and not is_fused for _, count, is_fused in plan_of(x, factors, 1))
-
-
-def _kept_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
-    """Of how many first factors to keep what they make of x: 0, or all but those whose gradients are found together.
-
-    Where the backward would find these states again in a quarter of its time or more: one of two factors, or those of
-    few rows. In 16 bits only those that the forward has anyway, as keeping others would round once more.
-    """
-    n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
-    if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
-        return 0
-    if tf32_allowed(x):  # in which fused kernels make up for more
-        return 0
-    times = time_of_products(x, factors), time_of_slices(x, factors), time_of_squares(x, two_of_a_size(x, factors))
-    if min(times) < math.inf or groups_of_fibers(x, factors) or turns(factors):
-        return 0
-    if x.element_size() == 2:
-        *first, last = (count for _, count, _ in plan_of(x, factors, 1))
-        return n - last if last > 1 and set(first) == {1} else 0
-    one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
-    return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
-
-
-def forward_and_states(
-    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, needs_factors: Sequence[bool]
-) -> tuple[Tensor, Kept]:
-    """y, and what is kept of what lies between the factors: nothing for the first one, whose gradient is of x."""
-    states: list[Tensor] = []
-    kept, of_chain = _kept(x, factors)
-    others = needs_factors[:-1] if of_chain and not turns(factors) else needs_factors[1:]
-    if kept == 0 or not any(others):
-        return fused_chain(x, factors, bias), NOTHING
-    if of_chain:
-        return chain_of_matmuls(x, factors, bias, states), Kept(states, True)
-    if x.element_size() == 2:
-        return fused_chain(x, factors, bias, states), Kept(states, False)
-    state, inner = in_place(x.contiguous()).reshape(-1, x.shape[-1]), x.shape[-1]
-    for w in factors[:kept]:
-        inner //= w.shape[1]
-        state = apply(state.reshape(-1, w.shape[1] * inner), [w], inner)
-        states.append(state)
-    y = fused_chain(state.reshape(-1, inner), factors[kept:], None).reshape(*x.shape[:-1], -1)
-    return y if bias is None else y + bias, Kept(states, False)
+NOTHING = Kept()
 
 
 def _backward_of_states(
-    dy: Tensor,
-    x: Tensor,
-    factors: Sequence[Tensor],
-    needs_x: bool,
-    needs_factors: Sequence[bool],
-    kept: Sequence[Tensor],
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool], kept: Kept
 ) -> Results:
-    """Back through `forward_and_states`."""
-    cut, states, dfactors = len(kept), [x, *kept], [None] * len(factors)
-    others = factors[cut:]
-    inner, p = (math.prod(w.shape[d] for w in others) for d in (1, 0))
-    needs = needs_x or any(needs_factors[:cut])
-    grad, dfactors[cut:] = fused_backward(
-        dy.reshape(-1, p), kept[-1].reshape(-1, inner), others, needs, needs_factors[cut:]
-    )
-    for k in reversed(range(cut)):
+    """Back through one part of the factors after the other, each applied to a state that was kept."""
+    grad, dfactors, inner, end = dy, [None] * len(factors), 1, len(factors)
+    for state, (count, is_product) in zip([*kept.states[::-1], x], kept.parts[::-1], strict=True):
         if grad is None:
             break
-        w, needs = factors[k], needs_x or any(needs_factors[:k])
-        grad, state = grad.reshape(-1, len(w) * inner), states[k].reshape(-1, w.shape[1] * inner)
-        grad, (dfactors[k],) = _backward_along(grad, state, [w], inner, needs, [needs_factors[k]])
-        inner *= w.shape[1]
+        part = slice(end - count, end)
+        o, i = (inner * math.prod(w.shape[d] for w in factors[part]) for d in (0, 1))
+        backward = _backward_of_product if is_product else _backward_along
+        needs, end = needs_x or any(needs_factors[: part.start]), part.start
+        grads, states = grad.reshape(-1, o), state.reshape(-1, i)
+        grad, dfactors[part] = backward(grads, states, factors[part], inner, needs, needs_factors[part])
+        inner = i
     return None if grad is None else grad.reshape(x.shape), dfactors
 
 
@@ -172,18 +80,18 @@ def fused_backward(
     """Gradients for x and the factors, None where not needed. Nothing is empty.
 
     A factor's gradient is the product, summed over all that it does not touch, of x and of what dy becomes by the
-    transposes of all other factors. `kept`: by `forward_and_states`.
+    transposes of all other factors. `kept`: what the forward kept.
     """
-    if kept.of_chain:
-        return _by_chain(dy, x, factors, needs_x, needs_factors, kept.states)
+    if kept.parts:
+        return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept)
     if kept.states:
-        return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept.states)
+        return by_chain(dy, x, factors, needs_x, needs_factors, kept.states)
     if not any(needs_factors):
         return fused_chain(dy, [w.mT for w in factors], None) if needs_x else None, [None] * len(factors)
-    return _way(x, factors)(dy, x, factors, needs_x, needs_factors)
+    return way(x, factors)(dy, x, factors, needs_x, needs_factors)
 
 
-def _by_chain(
+def by_chain(
     dy: Tensor,
     x: Tensor,
     factors: Sequence[Tensor],
@@ -194,8 +102,17 @@ def _by_chain(
     return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept)
 
 
-def _way(x: Tensor, factors: Sequence[Tensor]) -> Way:
+def way(x: Tensor, factors: Sequence[Tensor]) -> Way:
     """What finds all gradients in the least time."""
+    if found := at_once(x, factors):
+        return found
+    if cut := _cut(x, factors):
+        return lambda dy, x, factors, *needs: _backward_in_two(dy, x, factors, cut, *needs)
+    return by_chain
+
+
+def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
+    """What finds all gradients in the least time and has kernels for all factors, or for products of all."""
     squares = two_of_a_size(x, factors)
     by_products, by_slices = time_of_products(x, factors), time_of_slices(x, factors)
     groups = [] if len(factors) == 1 and by_products < math.inf else groups_of_fibers(x, factors)
@@ -210,9 +127,7 @@ def _way(x: Tensor, factors: Sequence[Tensor]) -> Way:
         return lambda dy, x, factors, *needs: backward_of_squares(dy, x, factors, *squares, *needs)
     if parts := _merged(x, factors):
         return lambda dy, x, factors, *needs: _backward_of_merged(dy, x, factors, parts, *needs)
-    if cut := _cut(x, factors):
-        return lambda dy, x, factors, *needs: _backward_in_two(dy, x, factors, cut, *needs)
-    return _by_chain
+    return None
 
 
 def _cut(x: Tensor, factors: Sequence[Tensor]) -> int:
@@ -345,6 +260,8 @@ def _backward_along(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> Results:
     """Back through `apply`: the gradients of factors that have `inner` columns beyond them, and for x, (rows, ...)."""
+    if inner == 1:
+        return fused_backward(dy, x, factors, needs_x, needs_factors)
     dy, rows, transposed = in_place(dy), len(x), [w.mT for w in factors]
     if not any(needs_factors):
         return apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None, [None] * len(factors)
@@ -365,3 +282,12 @@ def _backward_along(
     flat = grads.mT.reshape(-1, grads.shape[1]), states.mT.reshape(-1, states.shape[1])
     dx, dfactors = fused_backward(*flat, factors, needs_x, needs_factors)
     return None if dx is None else dx.reshape(rows, inner, -1).mT.reshape(rows, -1), dfactors
+
+
+def _backward_of_product(
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
+) -> Results:
+    """`_backward_along` of the factors' product, whose gradient is then taken apart."""
+    product = product_of(factors)
+    dx, (dw,) = _backward_along(dy, x, [product], inner, needs_x, [any(needs_factors)])
+    return dx, [None] * len(factors) if dw is None else unmerge(dw, factors, needs_factors)

@@ -61,14 +61,14 @@ class _Direct(torch.autograd.Function):
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
         _, _, *needs_factors = ctx.needs_input_grad
         y, kept = forward_and_states(x, factors, bias, needs_factors)
-        ctx.factors, ctx.of_chain = len(factors), kept.of_chain
+        ctx.factors, ctx.parts = len(factors), kept.parts
         ctx.save_for_backward(x, *factors, *kept.states)
         return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         x, *saved = ctx.saved_tensors
-        factors, kept = saved[: ctx.factors], Kept(saved[ctx.factors :], ctx.of_chain)
+        factors, kept = saved[: ctx.factors], Kept(saved[ctx.factors :], ctx.parts)
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
         arguments = dy, x, factors, needs_x, needs_factors, needs_bias
         if is_batched(dy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,19 +11,20 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, library, tf32_allowed
 from ._kron_linear_gemm import sum_of_products
 
-# As measured on an H200, the largest factors that the library's kernel is faster for, by the bytes of an element (2 for
-# TF32): with both operands along the sum, with x across it, and with both across it.
-MOST = {2: (48, 48, 32), 4: (128, 64, 48), 8: (48, 48, 32)}
+# As measured on an H200, the largest factors that the library's kernel is faster for, by the bytes of an element, and
+# of TF32: with both operands along the sum, with x across it, and with both across it.
+MOST = {2: (128, 64, 32), 4: (128, 128, 48), 8: (128, 64, 32)}
+MOST_TF32 = 48, 48, 32
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
-DEEP = 32  # terms of a sum for each row of a factor, which those of more than 64 need
+DEEP = 64, 256, 256  # terms of a sum for each row of a factor, which those of more than 64 need
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
 
-def _is_faster(width: int, rows: int, inner: int, size: int, layout: int) -> bool:
+def _is_faster(most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
         return size <= MOST_OF_MANY
-    return size <= MOST[width][layout] and (size <= 64 or rows * inner >= DEEP * size)
+    return size <= most[layout] and (size <= 64 or rows * inner >= DEEP[layout] * size)
 
 
 def _are_both_faster(width: int, inner: int, size: int) -> bool:
@@ -46,7 +48,8 @@ def _partial_rows(
     if with_dx:
         takes = dtype != torch.float32 and _are_both_faster(dtype.itemsize, inner, max(o, i))
     else:
-        takes = _is_faster(2 if tf32 else dtype.itemsize, rows, inner, max(o, i), across_g + across_x)
+        most = MOST_TF32 if tf32 else MOST[dtype.itemsize]
+        takes = _is_faster(most, rows, inner, max(o, i), across_g + across_x)
     if not takes:
         return 0
     return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, with_dx, device)

@@ -25,13 +25,10 @@ def library() -> Any:
 
 @functools.lru_cache(4096)
 def plan(
-    dtype: torch.dtype, rows: int, sizes: tuple[int, ...], inner: int, tf32: bool, device: int, mixes: bool = True
+    dtype: torch.dtype, rows: int, sizes: tuple[int, ...], inner: int, tf32: bool, device: int
 ) -> list[tuple[int, int, bool]]:
-    """The groups of factors that are applied one after the other: first, count, whether the fused kernel does it.
-
-    `mixes`: GEMMs may take some of those that a fused kernel would take, where it takes others.
-    """
-    groups = library().kron_linear_plan(DTYPES[dtype], rows, sizes, inner, tf32, device, mixes)
+    """The groups of factors that are applied one after the other: first, count, whether the fused kernel does it."""
+    groups = library().kron_linear_plan(DTYPES[dtype], rows, sizes, inner, tf32, device)
     return [(group[0], group[1], group[2] != GEMM) for group in groups]
 
 
@@ -61,6 +58,12 @@ def plan_of(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int,
     return plan(x.dtype, x.numel() // x.shape[-1], sizes, inner, tf32_allowed(x), x.get_device())
 
 
+def are_gemms(groups: Sequence[tuple[int, int, bool]]) -> bool:
+    """Whether a plan is that of `chain_of_matmuls`: a GEMM for each factor, the last one first."""
+    first, count, is_fused = groups[0]
+    return not is_fused and (first > 0 or count == len(groups) == 1)
+
+
 def launch(x: Tensor, factors: Sequence[Tensor], inner: int, bias: Tensor | None) -> Tensor:
     """The factors by one launch of a fused kernel."""
     columns = inner
@@ -79,7 +82,7 @@ def fused_chain(
     `states`: as in `apply`, where it takes the groups in place.
     """
     groups = plan_of(x, factors, 1)
-    if all(count == 1 and not is_fused for _, count, is_fused in groups):
+    if are_gemms(groups):
         return chain_of_matmuls(x, factors, bias)
     bias = None if bias is None else bias.contiguous()
     if len(groups) == 1 and groups[0][2]:

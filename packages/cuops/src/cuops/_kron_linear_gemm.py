@@ -19,7 +19,12 @@ FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
-PART, MANY_PARTS, SHORT = 64, 64, {2: 2048, 4: 256, 8: 512}
+PART, MANY_PARTS, SHORT = 64, {2: 256, 4: 64, 8: 64}, {2: 1536, 4: 256, 8: 512}
+# Rows or columns of a gradient, of fewer than which one GEMM does not divide the sum among multiprocessors: up to how
+# many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
+TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
+# Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
+SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 128, 1024, 1 << 21
 # Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
 ACROSS, LEAST_ACROSS = 32, 16
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
@@ -145,13 +150,24 @@ def chain_of_matmuls(
     return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
 
 
+@functools.lru_cache(4096)
+def _parts_of_sum(terms: int) -> int:
+    """Into how many equal parts to divide a long sum; 1 where it does not divide."""
+    return next(p for p in range(max(1, min(terms // LEAST_TERMS, MOST_PARTS)), 0, -1) if terms % p == 0)
+
+
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
-    (rows, o, inner), i = g.shape, x.shape[1]
+    (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
     if rows == 1:
         return g[0] @ x[0].mT
-    many = rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS or inner <= SHORT[g.element_size()]
-    if many and inner >= FEW_BACK and o <= inner:  # then a product a row is no larger than x
+    tiny = min(o, i) < TINY
+    counted = isinstance(rows, int)  # rather than a size that a graph leaves open
+    if counted and inner == 1 and tiny and rows <= TINY_TERMS[width] and (parts := _parts_of_sum(rows)) > 1:
+        return torch.bmm(g.reshape(parts, -1, o).mT, x.reshape(parts, -1, i)).sum(0)
+    many = rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
+    few = rows <= (SHORT_ROWS_TINY if tiny else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
+    if many and (few if inner < FEW_BACK else o <= inner):  # then a product a row is no larger than x, or small
         return torch.bmm(g, x.mT).sum(0)
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _higher_derivatives, _kron_linear_bwd, reference
+from . import _higher_derivatives, _kron_linear_bwd, _kron_linear_kept, reference
 from ._kron_linear_fused import fused_chain
 from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
 from ._transforms import is_batched, is_transformed
@@ -37,7 +37,7 @@ def forward_and_states(
     """y, and what is kept for the factors' gradients beside x and the factors."""
     if _is_empty(x, factors):
         return reference.kron_linear_torch(x, factors, bias), _kron_linear_bwd.NOTHING
-    return _kron_linear_bwd.forward_and_states(x, factors, bias, needs_factors)
+    return _kron_linear_kept.forward_and_states(x, factors, bias, needs_factors)
 
 
 def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=_kron_linear_bwd.NOTHING):  # type: ignore[no-untyped-def]

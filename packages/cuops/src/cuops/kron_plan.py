@@ -119,7 +119,7 @@ def kron_plan(
     if (elements := max(math.prod(flat[::2]), math.prod(flat[1::2])) * int(rows) * int(inner)) > MOST:
         raise ValueError(f"sizes: expected x and y of less than 2^63 elements, got {elements}")
     numbers = int(rows), flat, int(inner), allow_tf32, _index(device)
-    found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers, True)
+    found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
     return Plan(tuple(Group(first, count, str(kernel), *rest) for first, count, kernel, *rest in found))
 
 

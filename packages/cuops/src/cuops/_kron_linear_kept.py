@@ -1,0 +1,142 @@
+"""What the forward of a Kronecker-factored layer keeps for the gradients: what lies between factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, way
+from ._kron_linear_fibers_bwd import are_small, groups_of_fibers
+from ._kron_linear_fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
+from ._kron_linear_gemm import chain_of_matmuls, elements_of_chain, turns
+from ._kron_linear_product_bwd import time_of_products
+from ._kron_linear_slices_bwd import time_of_slices
+from ._kron_linear_squares_bwd import time_of_squares, two_of_a_size
+from .reference import elements_between
+
+Parts: TypeAlias = "list[tuple[int, bool]]"  # as in Kept
+Forward: TypeAlias = "Callable[[Tensor, Sequence[Tensor], Tensor | None, Parts], tuple[Tensor, list[Tensor]]]"
+
+# By an element's bytes, the smallest factors whose states are worth products of their own, and how many at least; the
+# most rows that several such states are kept of.
+KEPT, KEPT_ROWS = {4: (48, 4), 8: (24, 2)}, 16
+BYTES = 1 << 28  # of two states and more, that are worth keeping
+WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are faster one by one, of so many elements
+
+_known: dict[object, tuple[Forward, Parts] | None] = {}
+
+
+def forward_and_states(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, needs_factors: Sequence[bool]
+) -> tuple[Tensor, Kept]:
+    """y, and what is kept for the gradients. Nothing for those of x itself, of the factors that it meets first."""
+    if kept := how(x, factors):
+        forward, parts = kept
+        others = needs_factors[parts[0][0] if parts else 1 :] if parts or turns(factors) else needs_factors[:-1]
+        if any(others):
+            y, states = forward(x, factors, bias, parts)
+            return y, Kept(states, parts)
+    return fused_chain(x, factors, bias), NOTHING
+
+
+def how(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | None:
+    """What to keep, and by which forward: found once for each problem."""
+    sizes = tuple([size for w in factors for size in w.shape])
+    key = x.dtype, x.numel(), sizes, tf32_allowed(x), x.device.index
+    if key not in _known:
+        if len(_known) >= 4096:
+            _known.clear()
+        _known[key] = _choose(x, factors)
+    return _known[key]
+
+
+def _choose(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | None:
+    if count := _count_of_first(x, factors):
+        return _one_by_one, [(1, False)] * count + [(len(factors) - count, False)]
+    if parts := _parts_of_chain(x, factors):
+        return _by_groups, parts
+    return (_by_gemms, []) if _keeps_gemms(x, factors) else None
+
+
+def _is_little(x: Tensor, between: Sequence[int]) -> bool:
+    """Whether so many elements of a row are worth keeping: one state always."""
+    return len(between) < 2 or x.numel() // x.shape[-1] * sum(between) * x.element_size() <= BYTES
+
+
+def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
+    """The groups of a forward of several launches, between which its states are: none where gradients want no states.
+
+    Of a group that does not come last, unless its factors are small, no kernel has the gradients; of the last one in
+    float64, a chain of GEMMs has them in less time from the start.
+    """
+    if len(factors) < 2 or at_once(x, factors):
+        return []
+    groups = plan_of(x, factors, 1)
+    if len(groups) < 2 or are_gemms(groups):
+        return []
+    if not all(count == 1 or not is_fused or are_small(factors[k : k + count]) for k, count, is_fused in groups[:-1]):
+        return []
+    *_, (first, count, is_fused) = groups
+    last = factors[first:]
+    at_last = count == 1 or not is_fused or are_small(last) or two_of_a_size(x, last)
+    if x.dtype == torch.float64 and not at_last and way(x, factors) is by_chain:
+        return []
+    between = elements_between([w.shape for w in factors])
+    kept = [between[first] for first, *_ in groups[1:]]
+    return [(count, count > 1 and not is_fused) for _, count, is_fused in groups] if _is_little(x, kept) else []
+
+
+def _by_groups(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+    states: list[Tensor] = []
+    return fused_chain(x, factors, bias, states), states
+
+
+def _keeps_gemms(x: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether a chain of GEMMs goes back, whose states would take a product each to find again.
+
+    Of 16 bits and TF32 only where one goes forward, too, so that y does not depend on whether it has a gradient.
+    """
+    if len(factors) < 2 or way(x, factors) is not by_chain or not _is_little(x, elements_of_chain(factors)[1:-1]):
+        return False
+    if x.element_size() > 2 and not tf32_allowed(x):
+        return True
+    return are_gemms(plan_of(x, factors, 1))
+
+
+def _by_gemms(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+    states: list[Tensor] = []
+    return chain_of_matmuls(x, factors, bias, states), states
+
+
+def _count_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """Of how many first factors to keep what each makes of x, by products of their own.
+
+    All but those whose gradients are found together; 0 but where the backward would find these states again in a
+    quarter of its time or more: one of two factors, or those of few rows. Not in 16 bits, where they would round once
+    more, nor with TF32, in which fused kernels make up for more.
+    """
+    if x.element_size() == 2 or tf32_allowed(x):
+        return 0
+    n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
+    if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
+        return 0
+    times = time_of_products(x, factors), time_of_slices(x, factors), time_of_squares(x, two_of_a_size(x, factors))
+    if min(times) < math.inf or groups_of_fibers(x, factors) or turns(factors):
+        return 0
+    one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
+    return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
+
+
+def _one_by_one(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+    states: list[Tensor] = []
+    state, inner, kept = in_place(x.contiguous()), x.shape[-1], len(parts) - 1
+    for w in factors[:kept]:
+        inner //= w.shape[1]
+        state = apply(state.reshape(-1, w.shape[1] * inner), [w], inner)
+        states.append(state)
+    y = fused_chain(state.reshape(-1, inner), factors[kept:], None).reshape(*x.shape[:-1], -1)
+    return y if bias is None else y + bias, states
