@@ -18,7 +18,7 @@ constexpr double kHidden = 0.25;  // of the shorter of memory and arithmetic
 // `products`: the time of a sample's.
 KronGroup finish(KronGroup group, const KronProblem& problem, double start, double products, std::int64_t blocks) {
   set_costs(problem, &group);
-  const double memory = group.bytes / static_cast<double>(problem.rows) / kBytes,
+  const double memory = group.bytes / static_cast<double>(problem.rows) / (kBytes * group.slices),
                round = std::max(products, memory) + kHidden * std::min(products, memory);
   group.nanoseconds = 1e3 * (start + round * static_cast<double>(ceil_div(problem.rows, blocks)));
   group.fused = true;
