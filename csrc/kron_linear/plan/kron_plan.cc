@@ -36,20 +36,24 @@ enum Gemm { kOne, kCopied, kBatched };
 struct GemmTimes {
   double start, in, out, vector, product, matrix;
 };
-constexpr GemmTimes kGemmTimes[][5] = {
-    // float32, float64, and 16 bits: where rows are whole vectors, have an even number of elements, and else
+constexpr GemmTimes kGemmTimes[][6] = {
+    // float32; float64 of multiples of 16, and else; 16 bits where rows are whole vectors, have an even number of elements, and
+    // else
     {{6400, 1.39, 0.70, 33.9, 0.0427, 0},
-     {4200, 1.18, 1.59, 82.4, 0.0281, 0},
+     {4200, 1.50, 2.42, 41.0, 0.0194, 0},
+     {4200, 1.15, 1.57, 83.1, 0.0305, 0},
      {4500, 0.29, 0.34, 30.5, 0.0029, 0},
      {4600, 0.07, 0.18, 68.0, 0.0193, 0},
      {5600, 1.16, 0.49, 60.1, 0.0050, 0}},
     {{8500, 1.20, 2.85, 38.6, 0.0523, 0},
-     {7100, 1.43, 5.89, 72.4, 0.0243, 0},
+     {6700, 1.25, 6.83, 31.3, 0.0228, 0},
+     {7100, 1.45, 5.90, 72.5, 0.0240, 0},
      {6900, 1.57, 1.44, 18.3, 0.0029, 0},
      {7000, 0.55, 1.80, 65.0, 0.0055, 0},
      {7300, 0.06, 1.57, 73.4, 0.0149, 0}},
     {{5400, 1.51, 1.03, 27.0, 0.0471, 0.62},
-     {4400, 1.40, 1.90, 62.0, 0.0372, 0.76},
+     {4400, 1.41, 2.03, 33.2, 0.0330, 0.43},
+     {4400, 1.50, 1.95, 66.0, 0.0420, 0.91},
      {4400, 0.17, 0.92, 14.0, 0.0029, 3.78},
      {4500, 0.80, 1.30, 25.5, 0.0085, 1.10},
      {4800, 1.62, 0.98, 46.3, 0.0118, 1.52}},
@@ -87,7 +91,13 @@ KronGroup plan_gemm(const KronProblem& problem, Gemm gemm, bool alone, const Kro
     group.nanoseconds = 3300 + (problem.dtype == kFloat64 ? kDepthF64 : kDepth) * in;
     return group;
   }
-  const GemmTimes& times = kGemmTimes[gemm][!halves ? problem.dtype == kFloat64 : lengths % 8 == 0 ? 2 : lengths % 2 == 0 ? 3 : 4];
+  const bool sixteens = (size.in | size.out) % 16 == 0 && (gemm == kOne || problem.inner % 2 == 0);
+  const int kind = problem.dtype == kFloat32   ? 0
+                   : problem.dtype == kFloat64 ? (sixteens ? 1 : 2)
+                   : lengths % 8 == 0          ? 3
+                   : lengths % 2 == 0          ? 4
+                                               : 5;
+  const GemmTimes& times = kGemmTimes[gemm][kind];
   const double hidden = halves && std::min(in, out) >= kHides ? kHidden : 1;
   const double product = hidden * (problem.tf32 ? kProductTf32 : times.product);
   group.nanoseconds = times.start + (vectors * (times.in * in + times.out * out + times.vector + product * in * out) * 1e-3 +

@@ -24,7 +24,7 @@ PART, MANY_PARTS, SHORT = 64, {2: 256, 4: 64, 8: 64}, {2: 1536, 4: 256, 8: 512}
 # many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
 TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
 # Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
-SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 128, 1024, 1 << 21
+SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
 # Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
 ACROSS, LEAST_ACROSS = 32, 16
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64

@@ -23,7 +23,7 @@ WIDE = {2: {64: 5000, 80: 5600, 96: 6700, 128: 8200}, 4: {64: 9000, 96: 14000, 1
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 # Of two factors and so many elements of tiles, where GEMMs are fast, the least part on the average of x and dy: of
 # tiles from LARGE on, and by an element's bytes.
-MANY, LARGE, MUCH, SOME = 1 << 22, 80, 0.33, {2: 0.1, 4: 0.1, 8: 0.2}
+MANY, LARGE, MUCH, SOME = 1 << 22, 80, 0.33, {2: 0.1, 4: 0.1, 8: 0.36}
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
 
