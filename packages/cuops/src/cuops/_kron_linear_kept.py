@@ -36,8 +36,9 @@ def forward_and_states(
     """y, and what is kept for the gradients. Nothing for those of x itself, of the factors that it meets first."""
     if kept := how(x, factors):
         forward, parts = kept
-        others = needs_factors[parts[0][0] if parts else 1 :] if parts or turns(factors) else needs_factors[:-1]
-        if any(others):
+        at_first = parts[0][0] if parts else 1
+        from_last = not parts and not turns(factors)
+        if any(needs_factors[:-1] if from_last else needs_factors[at_first:]):
             y, states = forward(x, factors, bias, parts)
             return y, Kept(states, parts)
     return fused_chain(x, factors, bias), NOTHING
