@@ -172,14 +172,14 @@ def _no_kernels(monkeypatch):
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
     monkeypatch.setattr(_kron_linear_bwd, "both_gradients", lambda *_: None)
-    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: None)
+    for time in ("time_of_products", "time_of_slices"):
+        monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
+    for plan in ("plan_of_fibers", "groups_of_fibers"):
+        monkeypatch.setattr(_kron_linear_bwd, plan, lambda *_: None)
     for module in (_kron_linear_bwd, _kron_linear_kept):
         monkeypatch.setattr(module, "apply", product_of_rows)
         monkeypatch.setattr(module, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
-        for time in ("time_of_products", "time_of_slices"):
-            monkeypatch.setattr(module, time, lambda *_: math.inf)
-        for plan in ("groups_of_fibers", "two_of_a_size"):
-            monkeypatch.setattr(module, plan, lambda *_: None)
+        monkeypatch.setattr(module, "two_of_a_size", lambda *_: None)
 
 
 def check_gradients(x, dy, factors, kept=_kron_linear_bwd.NOTHING):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -10,12 +9,10 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, way
-from ._kron_linear_fibers_bwd import are_small, groups_of_fibers
+from ._kron_linear_fibers_bwd import are_small
 from ._kron_linear_fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls, elements_of_chain, turns
-from ._kron_linear_product_bwd import time_of_products
-from ._kron_linear_slices_bwd import time_of_slices
-from ._kron_linear_squares_bwd import time_of_squares, two_of_a_size
+from ._kron_linear_squares_bwd import two_of_a_size
 from .reference import elements_between
 
 Parts: TypeAlias = "list[tuple[int, bool]]"  # as in Kept
@@ -56,6 +53,8 @@ def how(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | None:
 
 
 def _choose(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | None:
+    if len(factors) < 2 or at_once(x, factors):  # whose gradients want no states
+        return None
     if count := _count_of_first(x, factors):
         return _one_by_one, [(1, False)] * count + [(len(factors) - count, False)]
     if parts := _parts_of_chain(x, factors):
@@ -69,13 +68,11 @@ def _is_little(x: Tensor, between: Sequence[int]) -> bool:
 
 
 def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
-    """The groups of a forward of several launches, between which its states are: none where gradients want no states.
+    """The groups of a forward of several launches, between which its states are; none where these are no use.
 
     Of a group that does not come last, unless its factors are small, no kernel has the gradients; of the last one in
     float64, a chain of GEMMs has them in less time from the start.
     """
-    if len(factors) < 2 or at_once(x, factors):
-        return []
     groups = plan_of(x, factors, 1)
     if len(groups) < 2 or are_gemms(groups):
         return []
@@ -101,7 +98,7 @@ def _keeps_gemms(x: Tensor, factors: Sequence[Tensor]) -> bool:
 
     Of 16 bits and TF32 only where one goes forward, too, so that y does not depend on whether it has a gradient.
     """
-    if len(factors) < 2 or way(x, factors) is not by_chain or not _is_little(x, elements_of_chain(factors)[1:-1]):
+    if way(x, factors) is not by_chain or not _is_little(x, elements_of_chain(factors)[1:-1]):
         return False
     if x.element_size() > 2 and not tf32_allowed(x):
         return True
@@ -125,8 +122,7 @@ def _count_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
     n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
     if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
         return 0
-    times = time_of_products(x, factors), time_of_slices(x, factors), time_of_squares(x, two_of_a_size(x, factors))
-    if min(times) < math.inf or groups_of_fibers(x, factors) or turns(factors):
+    if turns(factors):
         return 0
     one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
     return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
