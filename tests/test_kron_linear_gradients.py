@@ -183,7 +183,7 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (1, [(32, 32)] * 4, torch.float64, 2),
         (2, [(48, 56)] * 4, torch.float32, 2),
         (1, [(64, 64)] * 4, torch.bfloat16, 2),
-        (1, [(96, 96)] * 3, torch.bfloat16, 1),
+        (4, [(64, 64)] * 3, torch.bfloat16, 1),
         (1, [(96, 96)] * 3, torch.float32, 1),
         (33, [(14, 14), (64, 64), (86, 28)], torch.float16, 2),
         (500, [(10, 10), (18, 18), (100, 100)], torch.bfloat16, 1),  # after a GEMM of two factors' product
