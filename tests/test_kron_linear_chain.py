@@ -200,6 +200,23 @@ def strided_arguments(sizes, rows=3):
     return x, dy, [make(size, torch.float64, seed=3 + k) for k, size in enumerate(sizes)]
 
 
+@pytest.mark.parametrize(
+    ("depth", "parts"),
+    [((1, 4096), 16), ((8192, 1), 16), ((1, 4095), 1), ((4100, 1), 1), ((1, 4090), 1), ((1, 32768), 1), ((64, 64), 1)],
+)
+@pytest.mark.parametrize("size", [(65, 80), (64, 80)])
+def test_some_sums_are_of_parts(size, depth, parts, monkeypatch):
+    (o, i), (rows, inner), taken = size, depth, []
+    parted = _kron_linear_gemm._parted
+    monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: taken.append(parts) or parted(t, parts))
+    g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
+    across = x.mT.contiguous().mT
+    wanted = torch.einsum("rok,rik->oi", g, x)
+    close(sum_of_products(g, x), wanted)
+    close(sum_of_products(g, across), wanted)
+    assert taken == ([parts] * 4 if parts > 1 and o > 64 else [])
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kept", [1, 2, 3])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -269,6 +286,7 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
 @pytest.mark.usefixtures("_no_kernels")
 def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, monkeypatch):
     monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
+    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, len(sizes), True)])
     x, dy, factors = strided_arguments(sizes, rows)
     turned = _kron_linear_gemm.turns(factors)
     in_order = factors[::-1] if turned else factors
@@ -287,6 +305,12 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
     monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     assert (_kron_linear_kept.how(x, factors) is not None) == (len(sizes) == 2)
+    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(k, 1, False) for k in reversed(range(len(sizes)))])
+    monkeypatch.setattr(_kron_linear_kept, "_known", {})
+    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
+    check(y, x, factors, bias)
+    assert len(kept.states) == 1  # the last one, of where GEMMs go forward, too
+    check_gradients(x, dy, factors, kept)
 
 
 @pytest.mark.parametrize(

@@ -186,10 +186,12 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (4, [(64, 64)] * 3, torch.bfloat16, 1),
         (1, [(96, 96)] * 3, torch.float32, 1),
         (33, [(14, 14), (64, 64), (86, 28)], torch.float16, 2),
+        (1, [(12, 12)] * 6, torch.float16, 0),  # whose gradients are faster one by one
+        (1, [(8, 8)] * 7, torch.float16, 1),
         (500, [(10, 10), (18, 18), (100, 100)], torch.bfloat16, 1),  # after a GEMM of two factors' product
         (100, [(24, 72), (96, 96), (36, 20)], torch.float64, 2),
         (300, [(4, 4), (60, 60)], torch.float32, 1),
-        (40, [(80, 80)] * 3, torch.float64, 0),  # more than is worth keeping
+        (40, [(80, 80)] * 3, torch.float64, 1),  # of two, which are more than is worth keeping
         (100, [(112, 112), (60, 60)], torch.float32, 1),  # and those of GEMMs, which lie between the factors
         (256, [(18, 18), (30, 30)], torch.bfloat16, 1),
         (500, [(30, 100), (18, 40)], torch.float64, 1),

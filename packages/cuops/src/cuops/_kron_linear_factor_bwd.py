@@ -16,15 +16,19 @@ from ._kron_linear_gemm import sum_of_products
 MOST = {2: (128, 64, 32), 4: (128, 128, 48), 8: (128, 64, 32)}
 MOST_TF32 = 48, 48, 32
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
-DEEP = 64, 256, 256  # terms of a sum for each row of a factor, which those of more than 64 need
+# By an element's bytes, the largest factors whose sums may be short; of others, how many terms for each element of the
+# gradient, and where x lies across the sum, for each of its rows.
+SHORT, DEEP, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 1, 8: 2}, 256
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
 
-def _is_faster(most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
+def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
         return size <= MOST_OF_MANY
-    return size <= most[layout] and (size <= 64 or rows * inner >= DEEP[layout] * size)
+    if size > most[layout]:
+        return False
+    return size <= SHORT[width] or rows * inner >= size * (DEEP_ACROSS if layout else DEEP[width] * size)
 
 
 def _are_both_faster(width: int, inner: int, size: int) -> bool:
@@ -49,7 +53,7 @@ def _partial_rows(
         takes = dtype != torch.float32 and _are_both_faster(dtype.itemsize, inner, max(o, i))
     else:
         most = MOST_TF32 if tf32 else MOST[dtype.itemsize]
-        takes = _is_faster(most, rows, inner, max(o, i), across_g + across_x)
+        takes = _is_faster(dtype.itemsize, most, rows, inner, max(o, i), across_g + across_x)
     if not takes:
         return 0
     return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, with_dx, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ PART, MANY_PARTS, SHORT = 64, {2: 256, 4: 64, 8: 64}, {2: 1536, 4: 256, 8: 512}
 # Rows or columns of a gradient, of fewer than which one GEMM does not divide the sum among multiprocessors: up to how
 # many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
 TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
+# Terms of a float64 sum, of how many one GEMM for a gradient beyond PART divides them badly; and parts that it has.
+WIDE_TERMS, WIDE_PARTS = range(1 << 12, (1 << 14) + 1), 16
 # Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
 SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
 # Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
@@ -121,7 +123,7 @@ def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
 
 
 def _apply_two(
-    state: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, states: list[Tensor] | None
+    state: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, states: MutableSequence[Tensor] | None
 ) -> Tensor:
     """Two factors, by one GEMM and a batched one: as W1 (X W2^T), where X is a row of `state` as a matrix."""
     (o, i), (p, j) = first.shape, second.shape
@@ -133,7 +135,7 @@ def _apply_two(
 
 
 def chain_of_matmuls(
-    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: list[Tensor] | None = None
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, states: MutableSequence[Tensor] | None = None
 ) -> Tensor:
     """y by a GEMM a factor, the last factor first. Nothing is empty. `states`: where what lies between them goes."""
     if turns(factors):
@@ -156,17 +158,31 @@ def _parts_of_sum(terms: int) -> int:
     return next(p for p in range(max(1, min(terms // LEAST_TERMS, MOST_PARTS)), 0, -1) if terms % p == 0)
 
 
+def _parts(terms: int, inner: int, o: int, i: int, width: int) -> int:
+    """Into how many equal parts to divide a sum along one axis, which one GEMM leaves to few multiprocessors."""
+    if not isinstance(terms, int):  # but a size that a graph leaves open
+        return 1
+    if inner == 1 and min(o, i) < TINY and terms <= TINY_TERMS[width]:
+        return _parts_of_sum(terms)
+    divides_badly = width == 8 and min(o, i) > PART and terms in WIDE_TERMS and terms % WIDE_PARTS == 0
+    return WIDE_PARTS if divides_badly else 1
+
+
+def _parted(t: Tensor, parts: int) -> Tensor:
+    """(parts, size, terms of a part), of (terms, size, 1) or (1, size, terms)."""
+    _, size, inner = t.shape
+    return t.reshape(parts, -1, size).mT if inner == 1 else t.reshape(size, parts, -1).transpose(0, 1)
+
+
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
+    if (rows == 1 or inner == 1) and (parts := _parts(rows * inner, inner, o, i, width)) > 1:
+        return torch.bmm(_parted(g, parts), _parted(x, parts).mT).sum(0)
     if rows == 1:
         return g[0] @ x[0].mT
-    tiny = min(o, i) < TINY
-    counted = isinstance(rows, int)  # rather than a size that a graph leaves open
-    if counted and inner == 1 and tiny and rows <= TINY_TERMS[width] and (parts := _parts_of_sum(rows)) > 1:
-        return torch.bmm(g.reshape(parts, -1, o).mT, x.reshape(parts, -1, i)).sum(0)
     many = rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
-    few = rows <= (SHORT_ROWS_TINY if tiny else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
+    few = rows <= (SHORT_ROWS_TINY if min(o, i) < TINY else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
     if many and (few if inner < FEW_BACK else o <= inner):  # then a product a row is no larger than x, or small
         return torch.bmm(g, x.mT).sum(0)
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
@@ -227,7 +243,7 @@ def chain_of_matmuls_backward(
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
-    `gradient`: what finds that of a factor, as `sum_of_products` does. `kept`: the states of `chain_of_matmuls`.
+    `gradient`: what finds that of a factor, as `sum_of_products` does. `kept`: the last states of `chain_of_matmuls`.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
@@ -236,7 +252,7 @@ def chain_of_matmuls_backward(
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient, kept)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
-    state, states, found = x.reshape(-1, x.shape[-1]), {}, iter(kept)
+    state, states = x.reshape(-1, x.shape[-1]), {}
     if _are_two(state, factors):
         return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
     for k in reversed(range(len(factors))):
@@ -244,7 +260,7 @@ def chain_of_matmuls_backward(
             states[k] = state
         if not any(needs_factors[:k]):
             break
-        state = next(found) if kept else _apply_factor(state, factors[k])
+        state = kept[-k] if k <= len(kept) else _apply_factor(state, factors[k])
     grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
     for k, w in enumerate(factors):
         if grad is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -16,11 +18,12 @@ from ._kron_linear_squares_bwd import two_of_a_size
 from .reference import elements_between
 
 Parts: TypeAlias = "list[tuple[int, bool]]"  # as in Kept
-Forward: TypeAlias = "Callable[[Tensor, Sequence[Tensor], Tensor | None, Parts], tuple[Tensor, list[Tensor]]]"
+Forward: TypeAlias = "Callable[[Tensor, Sequence[Tensor], Tensor | None, Parts], tuple[Tensor, Sequence[Tensor]]]"
 
 # By an element's bytes, the smallest factors whose states are worth products of their own, and how many at least; the
 # most rows that several such states are kept of.
 KEPT, KEPT_ROWS = {4: (48, 4), 8: (24, 2)}, 16
+LEAST_OF_HALF = 8  # float16 factors that all are larger have their gradients faster one by one
 BYTES = 1 << 28  # of two states and more, that are worth keeping
 WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are faster one by one, of so many elements
 
@@ -59,12 +62,15 @@ def _choose(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | Non
         return _one_by_one, [(1, False)] * count + [(len(factors) - count, False)]
     if parts := _parts_of_chain(x, factors):
         return _by_groups, parts
-    return (_by_gemms, []) if _keeps_gemms(x, factors) else None
+    if count := _count_of_gemms(x, factors):
+        return functools.partial(_by_gemms, count), []
+    return None
 
 
-def _is_little(x: Tensor, between: Sequence[int]) -> bool:
-    """Whether so many elements of a row are worth keeping: one state always."""
-    return len(between) < 2 or x.numel() // x.shape[-1] * sum(between) * x.element_size() <= BYTES
+def _how_many(x: Tensor, between: Sequence[int]) -> int:
+    """How many of the last states are worth keeping, of so many elements of a row each: one always."""
+    most = BYTES // (x.numel() // x.shape[-1] * x.element_size())
+    return next((n for n in range(len(between), 1, -1) if sum(between[-n:]) <= most), 1)
 
 
 def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
@@ -76,8 +82,9 @@ def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
     groups = plan_of(x, factors, 1)
     if len(groups) < 2 or are_gemms(groups):
         return []
-    if not all(count == 1 or not is_fused or are_small(factors[k : k + count]) for k, count, is_fused in groups[:-1]):
-        return []
+    for first, count, is_fused in groups[:-1]:
+        if is_fused and count > 1 and not _have_groups(x, factors[first : first + count]):
+            return []
     *_, (first, count, is_fused) = groups
     last = factors[first:]
     at_last = count == 1 or not is_fused or are_small(last) or two_of_a_size(x, last)
@@ -85,7 +92,14 @@ def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
         return []
     between = elements_between([w.shape for w in factors])
     kept = [between[first] for first, *_ in groups[1:]]
-    return [(count, count > 1 and not is_fused) for _, count, is_fused in groups] if _is_little(x, kept) else []
+    if _how_many(x, kept) < len(kept):
+        return []
+    return [(count, count > 1 and not is_fused) for _, count, is_fused in groups]
+
+
+def _have_groups(x: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether the gradients of factors with columns beyond them are found by a kernel for groups of them."""
+    return are_small(factors) and (x.dtype != torch.float16 or min(min(w.shape) for w in factors) <= LEAST_OF_HALF)
 
 
 def _by_groups(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
@@ -93,20 +107,25 @@ def _by_groups(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts:
     return fused_chain(x, factors, bias, states), states
 
 
-def _keeps_gemms(x: Tensor, factors: Sequence[Tensor]) -> bool:
-    """Whether a chain of GEMMs goes back, whose states would take a product each to find again.
+def _count_of_gemms(x: Tensor, factors: Sequence[Tensor]) -> int:
+    """How many of the last states to keep where a chain of GEMMs goes back, which would find each by a product again.
 
-    Of 16 bits and TF32 only where one goes forward, too, so that y does not depend on whether it has a gradient.
+    Where none goes forward, all of them or none; and none of 16 bits and TF32, so that y does not depend on whether it
+    has a gradient.
     """
-    if way(x, factors) is not by_chain or not _is_little(x, elements_of_chain(factors)[1:-1]):
-        return False
-    if x.element_size() > 2 and not tf32_allowed(x):
-        return True
-    return are_gemms(plan_of(x, factors, 1))
+    if way(x, factors) is not by_chain:
+        return 0
+    between = elements_of_chain(factors)[1:-1]
+    count = _how_many(x, between)
+    if are_gemms(plan_of(x, factors, 1)):
+        return count
+    return 0 if x.element_size() == 2 or tf32_allowed(x) or count < len(between) else count
 
 
-def _by_gemms(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
-    states: list[Tensor] = []
+def _by_gemms(
+    count: int, x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts
+) -> tuple[Tensor, Sequence[Tensor]]:
+    states: deque[Tensor] = deque(maxlen=count)
     return chain_of_matmuls(x, factors, bias, states), states
 
 
