@@ -1,10 +1,10 @@
 """FlatQuant's online rotation: activations times a Kronecker product of two rotations, before they become 4 bits."""
 
 import argparse
-import time
 
 import cuops
 import torch
+from torch.utils.benchmark import Timer
 
 SIZES = [(64, 64), (64, 80), (86, 128), (112, 128)]  # hidden sizes 4096, 5120, 11008, 14336
 
@@ -30,16 +30,9 @@ def error(x: torch.Tensor, exact: torch.Tensor) -> float:
     return (torch.linalg.vector_norm((x - exact).double()) / torch.linalg.vector_norm(exact.double())).item()
 
 
-def microseconds(call, calls: int = 20) -> float:
-    call()
-    if args.device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    if args.device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls * 1e6
+def microseconds(call) -> float:
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.timeit(20).mean * 1e6
 
 
 torch.manual_seed(0)

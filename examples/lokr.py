@@ -1,10 +1,10 @@
 """A LoKr adapter: a frozen linear layer plus the Kronecker product of a small factor and a large one, trained."""
 
 import argparse
-import time
 
 import cuops
 import torch
+from torch.utils.benchmark import Timer
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--hidden-size", type=int, default=64)
@@ -33,16 +33,9 @@ class LoKr(torch.nn.Module):
         return self.linear(x) + self.scale * cuops.kron_linear(x, [self.w1, self.w2])
 
 
-def milliseconds(call, calls: int = 10) -> float:
-    call()
-    if args.device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    if args.device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / calls * 1e3
+def milliseconds(call) -> float:
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.timeit(20).mean * 1e3
 
 
 torch.manual_seed(0)
