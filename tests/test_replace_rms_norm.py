@@ -195,11 +195,11 @@ def test_unknown_modules_are_left_alone():
     }  # fmt: skip
     torch.testing.assert_close(model(x), want)
     shown = repr(replacement)
-    assert "1 modules of Sequential replaced by cuops.nn.RMSNorm, 4 left alone" in shown
+    assert "1 module of Sequential replaced by cuops.nn.RMSNorm, 4 left alone" in shown
     assert "torch.nn.modules.normalization.RMSNorm\n    6" in shown
     assert "left: 4, torch.nn.modules.normalization.RMSNorm: its forward was patched" in shown
     replacement.undo()
-    assert "1 modules of Sequential replaced by cuops.nn.RMSNorm and put back, 4 left alone" in repr(replacement)
+    assert "1 module of Sequential replaced by cuops.nn.RMSNorm and put back, 4 left alone" in repr(replacement)
 
 
 def test_modules_of_a_class_that_was_patched_are_left_alone(monkeypatch):

@@ -56,7 +56,8 @@ class Replacement:
 
     def __repr__(self) -> str:
         undone = " and put back" if self.replaced and not self._places else ""
-        done = f"{len(self.replaced)} modules of {self._model} replaced by cuops.nn.RMSNorm{undone}"
+        modules = "1 module" if len(self.replaced) == 1 else f"{len(self.replaced)} modules"
+        done = f"{modules} of {self._model} replaced by cuops.nn.RMSNorm{undone}"
         lines = [f"{done}, {len(self.left)} left alone"]
         for cls in dict.fromkeys(cls for _, cls in self.replaced):
             lines += [
