@@ -7,7 +7,7 @@ import kron_exact
 import kron_samples
 import pytest
 import torch
-from cuops import _kron_linear_kept, reference
+from cuops import _backend, _kron_linear_kept, reference
 from kron_samples import (
     DTYPES,
     SAMPLES,
@@ -184,6 +184,7 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (2, [(48, 56)] * 4, torch.float32, 2),
         (1, [(64, 64)] * 4, torch.bfloat16, 2),
         (4, [(64, 64)] * 3, torch.bfloat16, 1),
+        (1, [(96, 96)] * 3, torch.bfloat16, 1),
         (1, [(96, 96)] * 3, torch.float32, 1),
         (33, [(14, 14), (64, 64), (86, 28)], torch.float16, 2),
         (1, [(12, 12)] * 6, torch.float16, 0),  # whose gradients are faster one by one
@@ -200,6 +201,8 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
     ids=str,
 )
 def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
+    if dtype == torch.bfloat16 and sizes[0] == (96, 96) and _backend.choose().name == "cu118":
+        states = 0  # there GEMMs go forward, and two kernels back
     factors = [w.requires_grad_() for w in kron_samples.factors_of(sizes, dtype)]
     x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
     y = cuops.kron_linear(x, factors)

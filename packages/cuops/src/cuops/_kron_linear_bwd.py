@@ -44,7 +44,7 @@ class Kept(NamedTuple):
     """What a forward keeps beside x and the factors: its states."""
 
     states: Sequence[Tensor] = ()
-    # From one to the next: how many factors, and whether a GEMM has their product. None: those of `chain_of_matmuls`.
+    # From one to the next: how many factors, whether a GEMM has their product. None: the last of `chain_of_matmuls`.
     parts: Sequence[tuple[int, bool]] = ()
 
 

@@ -16,9 +16,10 @@ from ._kron_linear_gemm import sum_of_products
 MOST = {2: (128, 64, 32), 4: (128, 128, 48), 8: (128, 64, 32)}
 MOST_TF32 = 48, 48, 32
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
-# By an element's bytes, the largest factors whose sums may be short; of others, how many terms for each element of the
-# gradient, and where x lies across the sum, for each of its rows.
-SHORT, DEEP, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 1, 8: 2}, 256
+# The largest factors whose sums may be short, with both operands along the sum, by an element's bytes, and with x
+# across it; terms of others, for each element of the gradient and for each of its rows.
+SHORT, DEEP = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 1, 8: 2}
+SHORT_ACROSS, DEEP_ACROSS = 64, 256
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
@@ -26,9 +27,11 @@ MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
         return size <= MOST_OF_MANY
-    if size > most[layout]:
-        return False
-    return size <= SHORT[width] or rows * inner >= size * (DEEP_ACROSS if layout else DEEP[width] * size)
+    if layout:
+        short, terms = SHORT_ACROSS, DEEP_ACROSS * size
+    else:
+        short, terms = SHORT[width], DEEP[width] * size * size
+    return size <= most[layout] and (size <= short or rows * inner >= terms)
 
 
 def _are_both_faster(width: int, inner: int, size: int) -> bool:
