@@ -181,6 +181,10 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (300, [(80, 80), (96, 96)], torch.float64, 1),
         (2, [(80, 80), (40, 56), (96, 88)], torch.float64, 2),
         (1, [(32, 32)] * 4, torch.float64, 2),
+        (1, [(96, 96)] * 3, torch.float64, 2),  # of a chain of GEMMs
+        (1, [(300, 200), (160, 160)], torch.float64, 1),
+        (4, [(200, 160), (50, 72), (160, 200)], torch.float32, 2),
+        (2, [(160, 200), (50, 50), (200, 160)], torch.bfloat16, 2),
         (2, [(48, 56)] * 4, torch.float32, 2),
         (1, [(64, 64)] * 4, torch.bfloat16, 2),
         (4, [(64, 64)] * 3, torch.bfloat16, 1),
@@ -203,7 +207,8 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
 def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
     if dtype == torch.bfloat16 and sizes[0] == (96, 96) and _backend.choose().name == "cu118":
         states = 0  # there GEMMs go forward, and two kernels back
-    factors = [w.requires_grad_() for w in kron_samples.factors_of(sizes, dtype)]
+    scales = [columns**-0.5 for _, columns in sizes]  # gradients of six factors would leave float16's range
+    factors = [w.mul_(s).requires_grad_() for w, s in zip(kron_samples.factors_of(sizes, dtype), scales, strict=True)]
     x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
     y = cuops.kron_linear(x, factors)
     assert len(y.grad_fn.saved_tensors) == 1 + len(sizes) + states

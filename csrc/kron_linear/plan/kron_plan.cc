@@ -27,6 +27,8 @@ constexpr double kFewProducts = 3 << 19, kFewAlone = 1 << 20, kFewElements = 1 <
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
 constexpr double kMixedMargin = 1.02;  // and chains of fused kernels and GEMMs
+constexpr double kGemmsMargin = 1.3;   // and GEMMs alone, of two factors or of larger ones than this
+constexpr int kLargeGemms = 64;
 
 // How _kron_linear_gemm.py has a factor by the vendor's matrix product: by one, by one and a copy that rearranges, or by a batch.
 enum Gemm { kOne, kCopied, kBatched };
@@ -72,7 +74,7 @@ bool is_few(const KronProblem& problem, const KronSize& size, double rows, doubl
 
 // Whether it has nothing to rearrange between two factors.
 bool are_two(const KronProblem& problem) {
-  if (problem.sizes.size() != 2 || problem.inner > 1) return false;
+  if (problem.sizes.size() != 2 || problem.inner > 1 || problem.rows == 1) return false;
   const KronSize &first = problem.sizes[0], &second = problem.sizes[1];
   const int least = std::max(first.out, first.in) <= second.out ? kLeastAcross : kAcross;
   return second.out >= least && !is_few(problem, second, static_cast<double>(problem.rows), first.in, false);
@@ -270,8 +272,13 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
   }
   const bool tuned =
       std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || !g.has<KronFwdParams>(); });
-  const double margin = tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
   if (mixed.nanoseconds * kMixedMargin < plain.nanoseconds) plain = std::move(mixed);
+  const bool large = problem.sizes.size() == 2 || std::all_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) {
+                       return std::min(s.out, s.in) > kLargeGemms;
+                     });
+  const bool gemms_alone =
+      std::none_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return g.fused || g.count > 1; });
+  const double margin = gemms_alone && large ? kGemmsMargin : tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
   return plain.nanoseconds * margin < gemms.nanoseconds ? plain.groups : gemms.groups;
 }
 

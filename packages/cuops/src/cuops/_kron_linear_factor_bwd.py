@@ -19,7 +19,11 @@ MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
 # The largest factors whose sums may be short, with both operands along the sum, by an element's bytes, and with x
 # across it; terms of others, for each element of the gradient and for each of its rows.
 SHORT, DEEP = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 1, 8: 2}
-SHORT_ACROSS, DEEP_ACROSS = 64, 256
+SHORT_ACROSS, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 256, 4: 256, 8: 512}
+# Of larger float64 factors, with both operands along the sum, one GEMM is faster for a single row: of up to MOST_ALONE,
+# up to so many terms. A batched one is from so many columns on, and from so many rows, by what factors are larger than.
+LEAST_ALONE, MOST_ALONE, TERMS_ALONE = 49, 64, 1 << 16
+COLUMNS_IN_BATCH, ROWS_IN_BATCH = 1024, {64: 48, 96: 8}
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
@@ -28,7 +32,11 @@ def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
         return size <= MOST_OF_MANY
     if layout:
-        short, terms = SHORT_ACROSS, DEEP_ACROSS * size
+        short, terms = SHORT_ACROSS[width], DEEP_ACROSS[width] * size
+    elif width == 8 and size >= LEAST_ALONE and rows == 1:
+        return size <= MOST_ALONE and inner > TERMS_ALONE
+    elif width == 8 and inner >= COLUMNS_IN_BATCH and any(size > s and rows >= r for s, r in ROWS_IN_BATCH.items()):
+        return False
     else:
         short, terms = SHORT[width], DEEP[width] * size * size
     return size <= most[layout] and (size <= short or rows * inner >= terms)

@@ -19,12 +19,15 @@ FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
-PART, MANY_PARTS, SHORT = 64, {2: 256, 4: 64, 8: 64}, {2: 1536, 4: 256, 8: 512}
+PART, MANY_PARTS, SHORT = 64, {2: 24, 4: 64, 8: 8}, {2: 1536, 4: 256, 8: 512}
+# Rows or columns of a gradient, of more than which a batched GEMM always is. Then of few rows with long sums, each is
+# added by a GEMM of its own: of up to how many, and for each of them from how many terms of a row's sum on.
+LARGE, ROWS_ADDED, TERMS_ADDED = 128, {2: 2, 4: 8, 8: 4}, {2: 8192, 4: 1250, 8: 2500}
 # Rows or columns of a gradient, of fewer than which one GEMM does not divide the sum among multiprocessors: up to how
 # many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
 TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
 # Terms of a float64 sum, of how many one GEMM for a gradient beyond PART divides them badly; and parts that it has.
-WIDE_TERMS, WIDE_PARTS = range(1 << 12, (1 << 14) + 1), 16
+WIDE_TERMS, WIDE_PARTS = range(1 << 12, 9216 + 1), 16
 # Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
 SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
 # Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
@@ -115,7 +118,7 @@ def most_between(factors: Sequence[Tensor]) -> int:
 
 def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
     """Whether `_apply_two` takes the factors, and `_backward_of_two`."""
-    if len(factors) != 2:
+    if len(factors) != 2 or len(state) == 1:
         return False
     first, second = factors
     least = LEAST_ACROSS if max(first.shape) <= len(second) else ACROSS
@@ -174,6 +177,14 @@ def _parted(t: Tensor, parts: int) -> Tensor:
     return t.reshape(parts, -1, size).mT if inner == 1 else t.reshape(size, parts, -1).transpose(0, 1)
 
 
+def _sum_of_rows(g: Tensor, x: Tensor) -> Tensor:
+    """`sum_of_products` by a GEMM for each row, which adds to those before."""
+    dw = g[0] @ x[0].mT
+    for k in range(1, len(g)):
+        dw.addmm_(g[k], x[k].mT)
+    return dw
+
+
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
@@ -181,7 +192,10 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
         return torch.bmm(_parted(g, parts), _parted(x, parts).mT).sum(0)
     if rows == 1:
         return g[0] @ x[0].mT
-    many = rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
+    large = max(o, i) > LARGE
+    if large and isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner >= rows * TERMS_ADDED[width]:
+        return _sum_of_rows(g, x)
+    many = large or rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
     few = rows <= (SHORT_ROWS_TINY if min(o, i) < TINY else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
     if many and (few if inner < FEW_BACK else o <= inner):  # then a product a row is no larger than x, or small
         return torch.bmm(g, x.mT).sum(0)

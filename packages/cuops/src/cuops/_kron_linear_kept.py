@@ -59,6 +59,8 @@ def _choose(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | Non
     if len(factors) < 2 or at_once(x, factors):  # whose gradients want no states
         return None
     if count := _count_of_first(x, factors):
+        if _is_chain_for_one(x, factors):
+            return functools.partial(_by_gemms, len(factors) - 1), []
         return _one_by_one, [(1, False)] * count + [(len(factors) - count, False)]
     if parts := _parts_of_chain(x, factors):
         return _by_groups, parts
@@ -144,6 +146,12 @@ def _count_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
         return 0
     one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
     return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
+
+
+def _is_chain_for_one(x: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether a chain of GEMMs, which rearranges nothing of a single row, is faster than other products a factor."""
+    is_one = x.dtype == torch.float64 and x.shape[-1] == x.numel() < FROM_WIDE
+    return is_one and way(x, factors) is by_chain
 
 
 def _one_by_one(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
