@@ -93,6 +93,13 @@ def test_large_samples_of_bfloat16_have_two_factors_in_a_product_of_the_vendors(
     assert all(fused or count == 1 for _, count, fused in groups("float16"))
 
 
+@gpu
+@pytest.mark.parametrize(("rows", "sizes"), [(2, [(160, 160)] * 3), (128, [(1000, 1000), (200, 200)])])
+def test_products_of_the_vendors_alone_are_in_the_order_of_a_loop(rows, sizes):
+    plan = cuops.kron_plan(rows, sizes, "float64")
+    assert [(g.first, g.fused) for g in plan.groups] == [(k, False) for k in reversed(range(len(sizes)))]
+
+
 def measured_microseconds(call):
     """The median of graph replays on an empty L2 cache."""
     call()

@@ -9,6 +9,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 import torch
 from torch import Tensor
 
+from ._transforms import is_batched
 from .reference import elements_between
 
 Gradient = Callable[[Tensor, Tensor], Tensor]
@@ -177,7 +178,7 @@ def _parted(t: Tensor, parts: int) -> Tensor:
     return t.reshape(parts, -1, size).mT if inner == 1 else t.reshape(size, parts, -1).transpose(0, 1)
 
 
-def _sum_of_rows(g: Tensor, x: Tensor) -> Tensor:
+def _row_after_row(g: Tensor, x: Tensor) -> Tensor:
     """`sum_of_products` by a GEMM for each row, which adds to those before."""
     dw = g[0] @ x[0].mT
     for k in range(1, len(g)):
@@ -193,8 +194,9 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     if rows == 1:
         return g[0] @ x[0].mT
     large = max(o, i) > LARGE
-    if large and isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner >= rows * TERMS_ADDED[width]:
-        return _sum_of_rows(g, x)
+    few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner >= rows * TERMS_ADDED[width]
+    if large and few_long and not is_batched(g):  # for which there is no rule to add in place
+        return _row_after_row(g, x)
     many = large or rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
     few = rows <= (SHORT_ROWS_TINY if min(o, i) < TINY else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
     if many and (few if inner < FEW_BACK else o <= inner):  # then a product a row is no larger than x, or small
