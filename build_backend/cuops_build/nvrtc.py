@@ -31,9 +31,9 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Image:
-    """One operator's code for one compute capability."""
+    """The code of one source for one compute capability."""
 
-    op: str
+    source: str
     capability: int
     ptx: bool
     cuda: int
@@ -159,12 +159,12 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
                 arguments = (*options, f"-I{source.parent}", f"-I{csrc}", f"-I{tools.include}")
                 compilation = pool.apply_async(tools.compile, (source, arguments, family))
             pending.append((source.stem, family.targets, names, stored, compilation))
-        for op, targets, names, stored, compilation in reversed(pending):
+        for stem, targets, names, stored, compilation in reversed(pending):
             products = compilation.get() if compilation else [product for product in stored if product is not None]
             for (capability, is_ptx), name, product in zip(targets, names, products, strict=True):
                 if compilation:
                     cache.store(name, product)
-                yield Image(op, capability, is_ptx, int(cuda.cuda.replace(".", "")), product)
+                yield Image(stem, capability, is_ptx, int(cuda.cuda.replace(".", "")), product)
 
 
 def pack(images: Iterable[Image]) -> bytes:
@@ -181,7 +181,7 @@ def pack(images: Iterable[Image]) -> bytes:
         block = lz4.block.compress(image.code, mode="high_compression", compression=12, store_size=False)
         entries.append(
             entry.pack(
-                image.op.encode(), image.capability, image.ptx, image.cuda, 0, offset, len(block), len(image.code)
+                image.source.encode(), image.capability, image.ptx, image.cuda, 0, offset, len(block), len(image.code)
             )
         )
         blocks.append(block)

@@ -14,7 +14,8 @@ namespace {
 tvm::ffi::String describe_images() {
   std::string text;
   for (const Image& image : images()) {
-    text += image.op + (image.ptx ? " ptx " : " sm ") + std::to_string(image.capability) + " " + std::to_string(image.size) + "\n";
+    text +=
+        image.source + (image.ptx ? " ptx " : " sm ") + std::to_string(image.capability) + " " + std::to_string(image.size) + "\n";
   }
   return text;
 }

@@ -12,7 +12,7 @@ namespace cuops {
 namespace {
 
 struct Entry {
-  char op[32];
+  char source[32];
   std::uint32_t capability, ptx, cuda, unused;
   std::uint64_t offset, stored_size, size;
 };
@@ -50,7 +50,7 @@ bool decompress_lz4(const unsigned char* in, std::size_t in_size, char* out, std
 std::vector<char> Image::decompress() const {
   std::vector<char> out(size + 1);  // PTX is text that ends with a zero
   if (!decompress_lz4(stored, stored_size, out.data(), size)) {
-    raise("cuops.errors.DamagedBackendError", "the image of " + op + " in the cuops library is damaged");
+    raise("cuops.errors.DamagedBackendError", "the image of " + source + " in the cuops library is damaged");
   }
   return out;
 }
@@ -63,7 +63,7 @@ const std::vector<Image>& images() {
     for (std::uint64_t i = 0; i < count; ++i) {
       Entry e;
       std::memcpy(&e, cuops_images + sizeof count + i * sizeof e, sizeof e);
-      found.push_back({e.op, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda), cuops_images + e.offset,
+      found.push_back({e.source, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda), cuops_images + e.offset,
                        e.stored_size, e.size});
     }
     return found;
@@ -71,10 +71,11 @@ const std::vector<Image>& images() {
   return all;
 }
 
-const Image& choose_image(const std::string& op, int capability) {
+const Image& choose_image(const std::string& source, int capability) {
   const Image* best = nullptr;
   for (const Image& image : images()) {
-    const bool fits = image.op == op && image.capability <= capability && (image.ptx || image.capability / 10 == capability / 10);
+    const bool fits =
+        image.source == source && image.capability <= capability && (image.ptx || image.capability / 10 == capability / 10);
     if (!fits) continue;
     const bool better =
         best == nullptr || (best->ptx && !image.ptx) || (best->ptx == image.ptx && best->capability < image.capability);

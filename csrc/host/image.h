@@ -7,10 +7,10 @@
 namespace cuops {
 
 struct Image {
-  std::string op;  // the stem of its source: rms_norm
-  int capability;  // 90 is compute capability 9.0
-  bool ptx;        // for the driver to compile, rather than machine code
-  int cuda;        // the version of the toolchain that made it: 128 is CUDA 12.8
+  std::string source;  // its stem: rms_norm
+  int capability;      // 90 is compute capability 9.0
+  bool ptx;            // for the driver to compile, rather than machine code
+  int cuda;            // the version of the toolchain that made it: 128 is CUDA 12.8
   const unsigned char* stored;
   std::size_t stored_size, size;
 
@@ -19,8 +19,8 @@ struct Image {
 
 const std::vector<Image>& images();
 
-// The image of an operator for a GPU: its own compute capability, else the highest lower minor of the same major, else PTX.
+// The image of a source for a GPU: its own compute capability, else the highest lower minor of the same major, else PTX.
 // Throws UnsupportedArchitectureError.
-const Image& choose_image(const std::string& op, int capability);
+const Image& choose_image(const std::string& source, int capability);
 
 }  // namespace cuops

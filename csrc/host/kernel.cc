@@ -11,15 +11,15 @@
 namespace cuops {
 namespace {
 
-// What one operator's image became on one GPU: a library where the driver knows them (12.0), else a module.
+// What the image of one source became on one GPU: a library where the driver knows them (12.0), else a module.
 struct Loaded {
   CUlibrary library = nullptr;
   CUmodule module = nullptr;
 };
 
-Loaded load_image(const std::string& op, int device) {
+Loaded load_image(const std::string& source, int device) {
   const Driver& d = driver();
-  const std::vector<char> code = choose_image(op, properties(device).capability).decompress();
+  const std::vector<char> code = choose_image(source, properties(device).capability).decompress();
   Loaded loaded;
   if (d.LibraryLoadData != nullptr) {
     check(d.LibraryLoadData(&loaded.library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
@@ -34,14 +34,14 @@ Loaded load_image(const std::string& op, int device) {
 CUfunction Kernel::load(int device) {
   if (device < 0 || device >= kDevices) raise("ValueError", "device: index " + std::to_string(device) + " is out of range");
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, Loaded> by_op;
+  static std::map<std::pair<std::string, int>, Loaded> by_source;
   const Driver& d = driver();
   const std::lock_guard<std::mutex> lock(mutex);
   const ContextGuard context(device);
   const RelaxedCapture relaxed;
-  const auto key = std::make_pair(op_, device);
-  auto found = by_op.find(key);
-  if (found == by_op.end()) found = by_op.emplace(key, load_image(op_, device)).first;
+  const auto key = std::make_pair(source_, device);
+  auto found = by_source.find(key);
+  if (found == by_source.end()) found = by_source.emplace(key, load_image(source_, device)).first;
   CUfunction function = nullptr;
   if (found->second.library != nullptr) {
     CUkernel kernel = nullptr;
@@ -54,30 +54,31 @@ CUfunction Kernel::load(int device) {
   int own = 0;
   check(d.FuncGetAttribute(&own, kStaticSharedBytes, function), "cuFuncGetAttribute");
   check(d.FuncSetAttribute(function, kMaxDynamicSharedBytes, properties(device).shared_bytes - own), "cuFuncSetAttribute");
-  if (hardware(op_.c_str(), device).clusters) check(d.FuncSetAttribute(function, kNonPortableClusters, 1), "cuFuncSetAttribute");
+  if (hardware(source_.c_str(), device).clusters)
+    check(d.FuncSetAttribute(function, kNonPortableClusters, 1), "cuFuncSetAttribute");
   loaded_[device].store(function, std::memory_order_release);
   return function;
 }
 
-const Hardware& hardware(const char* op, int device) {
+const Hardware& hardware(const char* source, int device) {
   thread_local const Hardware* last = nullptr;  // most calls ask what the call before asked
   thread_local std::pair<const char*, int> last_asked;
-  if (last != nullptr && last_asked == std::make_pair(op, device)) return *last;
+  if (last != nullptr && last_asked == std::make_pair(source, device)) return *last;
   static std::mutex mutex;
   static std::map<std::pair<std::string, int>, Hardware> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  auto found = known.find({op, device});
+  auto found = known.find({source, device});
   if (found == known.end()) {
     const DeviceProperties& device_properties = properties(device);
     const int capability = device_properties.capability;
-    const Image& image = choose_image(op, capability);
+    const Image& image = choose_image(source, capability);
     const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
     const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
     const Hardware hardware{capability, tuned, image.cuda, device_properties.multiprocessors, device_properties.shared_bytes,
                             clusters};
-    found = known.emplace(std::make_pair(op, device), hardware).first;
+    found = known.emplace(std::make_pair(source, device), hardware).first;
   }
-  last_asked = {op, device};
+  last_asked = {source, device};
   return *(last = &found->second);
 }
 

@@ -14,8 +14,8 @@ namespace cuops {
 
 class Kernel {
  public:
-  // `op` is the stem of the source, `name` that of the extern "C" function in it.
-  Kernel(std::string op, std::string name) : op_(std::move(op)), name_(std::move(name)) {}
+  // `source` is the stem of its file, `name` that of the extern "C" function in it.
+  Kernel(std::string source, std::string name) : source_(std::move(source)), name_(std::move(name)) {}
 
   const std::string& name() const { return name_; }
 
@@ -28,7 +28,7 @@ class Kernel {
   static constexpr int kDevices = 64;
   CUfunction load(int device);
 
-  std::string op_, name_;
+  std::string source_, name_;
   std::atomic<CUfunction> loaded_[kDevices] = {};
 };
 
@@ -47,9 +47,9 @@ struct Hardware {
   int cuda;        // 121: its code is of the compiler of CUDA 12.1
   int multiprocessors;
   int shared_bytes;  // that a block may have
-  bool clusters;     // whether blocks of a cluster can work together in kernels of this operator
+  bool clusters;     // whether blocks of a cluster can work together in kernels of this source
 };
-const Hardware& hardware(const char* op, int device);  // op: a literal
+const Hardware& hardware(const char* source, int device);  // source: a literal
 
 // As many threads as handle `items` with `each` items a thread, in whole warps.
 inline unsigned threads_for(std::int64_t items, std::int64_t each) {
