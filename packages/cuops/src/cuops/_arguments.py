@@ -100,12 +100,15 @@ def computable(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected a tensor on CUDA or the CPU, got one on {value.device}")
 
 
-def integer(name: str, value: Any, least: int, most: int) -> None:
-    """`value` is an integer from `least` to `most`."""
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """`value` is an integer within the limits."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}: expected an integer, got {type(value).__qualname__}")
-    if not least <= int(value) <= most:
-        raise ValueError(f"{name}: expected an integer from {least} to {most}, got {value}")
+    value = int(value)
+    if value < least or (most is not None and value > most):
+        within = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: expected an integer {within}, got {value}")
+    return value
 
 
 def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ from . import _arguments, _backend, reference
 from . import _sample_normal_checks as _checks
 from ._random_state import advancing, host_seed, is_capturing, is_for, random_state
 from ._sample_normal_torch import draw_into, draw_of, sizes_of
-
-PLAIN = (Tensor, torch.nn.Parameter)
+from ._transforms import PLAIN, is_transformed
 
 
 def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  # type: ignore[no-untyped-def]
@@ -26,7 +25,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     truncated = low is not None or high is not None
     if truncated:
         low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
-    if (validate or not mu.is_cuda) and not torch.compiler.is_compiling() and not _is_transformed():
+    if (validate or not mu.is_cuda) and not _is_compiling() and not is_transformed():
         _check_values(sigma, low, high)
     if out is not None:
         _checks.out(out, sizes, dtype, mu)
@@ -42,7 +41,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     if out is not None and out.is_cuda and out.is_contiguous():
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         return out
-    if _is_transformed():
+    if not _is_compiling() and is_transformed():
         whole = draw_of(state, seed, stream, *layout)
         x = reference.sample_normal_formula(*parameters, whole, dtype)  # type: ignore[call-arg]
     else:
@@ -93,11 +92,6 @@ def _number_inwards_once(bound: float, dtype: torch.dtype, up: bool) -> float:
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
-
-
-def _is_transformed() -> bool:
-    """Whether a transform of torch.func, or forward-mode differentiation, is at work."""
-    return not _is_compiling() and (_peek() is not None or forward_ad._current_level >= 0)
 
 
 @functools.cache

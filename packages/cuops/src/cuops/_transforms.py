@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
+PLAIN = (Tensor, torch.nn.Parameter)  # types whose operations nothing overrides
 _peek, _Interpreter = torch._C._functorch.peek_interpreter_stack, torch._C._functorch.CInterpreter
 _is_compiling = torch.compiler.is_compiling
 _is_wrapped, _is_legacy_batched = (
@@ -19,7 +21,7 @@ def is_transformed() -> bool:
     return isinstance(_peek(), _Interpreter) or forward_ad._current_level >= 0
 
 
-def is_batched(gradient: torch.Tensor) -> bool:
+def is_batched(gradient: Tensor) -> bool:
     """Whether this stands for several gradients: in a vmap of torch.func, or in that of is_grads_batched."""
     # torch.compile does not follow the question.
     return not _is_compiling() and (_is_legacy_batched(gradient) or _is_wrapped(gradient))

@@ -12,7 +12,7 @@ from ._torch import torch
 from .kron_plan import GEMM
 
 if torch is not None:
-    from ._kron_linear_direct import direct, is_direct
+    from ._kron_linear_eager import direct, is_direct
     from ._kron_linear_torch import autocast, forward_torch
 
 

@@ -11,8 +11,9 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_direct import PLAIN, are_apart, direct, direct_in_place, is_direct
+    from ._rms_norm_eager import are_apart, direct, direct_in_place, is_direct
     from ._rms_norm_torch import forward_torch
+    from ._transforms import PLAIN
 else:
 
     def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
@@ -115,9 +116,9 @@ def rms_norm_(
 ) -> Any:
     """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
 
-    Arguments and errors are those of `rms_norm`. A read-only array is a ValueError, and so are one of fewer dimensions,
-    one with a stride that does not step over all that lies within, as elements would share memory, and an inference
-    tensor outside of inference mode.
+    x is a torch tensor or a NumPy array. Other arguments, and errors, are those of `rms_norm`. A read-only array is a
+    ValueError, and so are one of fewer dimensions, one with a stride that does not step over all that lies within, as
+    elements would share memory, and an inference tensor outside of inference mode.
     Where gradients are wanted, they go through copies.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)

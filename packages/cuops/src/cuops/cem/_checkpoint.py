@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .. import _arguments
 from .._arguments import is_tensor
-from . import _options
 
 
 def save(method: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def load(method: Any, saved: Mapping[str, Any]) -> None:
         raise ValueError(f"state_dict: expected the keys {sorted(expected)}, got {sorted(saved, key=str)}")
     for name, array in arrays.items():
         check(name, saved[name], array, tuple(array.shape))
-    steps = _options.count("state_dict: steps_of_host", saved["steps_of_host"], 0)
+    steps = _arguments.integer("state_dict: steps_of_host", saved["steps_of_host"], 0)
     pending = saved["population"]
     if pending is not None:
         size = pending.shape[1] if getattr(pending, "ndim", 0) == 3 else method.num_samples

@@ -90,7 +90,7 @@ class CrossEntropyMethod:
     ) -> None:
         mu, sigma = _options.distribution(mu, sigma, event_dims)
         self.maximize = bool(maximize)
-        self.num_samples = _options.count("num_samples", num_samples, 1)
+        self.num_samples = _arguments.integer("num_samples", num_samples, 1)
         self.num_elites = _options.elites(elites, self.num_samples)
         self.event_shape = tuple(mu.shape[mu.ndim - event_dims :])
         self.batch_shape = tuple(mu.shape[: mu.ndim - event_dims])
@@ -105,7 +105,7 @@ class CrossEntropyMethod:
         low, high = _options.bounds(low, high, mu, event_dims)
         limits = _options.device_limits(low, high, mu, self.dtype)
         self._sampler = Sampler(low, high, bool(antithetic), self._filter(color, covariance, mu), limits)
-        kept = _options.count("keep_elites", keep_elites, 0, self.num_elites)
+        kept = _arguments.integer("keep_elites", keep_elites, 0, self.num_elites)
         _arguments.number("population_decay", population_decay)
         if population_decay < 1:
             raise ValueError(f"population_decay: expected a number of at least 1, got {population_decay}")
@@ -241,7 +241,7 @@ class CrossEntropyMethod:
         deviation to start the next plan with, by default as it is. May be captured in a CUDA graph.
         """
         horizon = self.event_shape[0]
-        _options.count("steps", steps, 0, horizon)
+        _arguments.integer("steps", steps, 0, horizon)
         sigma = self.sigma + 0 if sigma is None else _options.together("sigma", sigma, self.mu)
         for rows in (self._state.mu, self._state.kept):
             by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
@@ -272,6 +272,10 @@ class CrossEntropyMethod:
         """A CUDA graph of ``tell(function(ask()))``: each call of what is returned does one step.
 
         ``function`` takes samples and returns scores, with CUDA operations on the current stream alone. It is called
-        three times for warming up; the state is then as before. Every replay draws fresh samples.
+        three times for warming up and once for the graph; the state is then as before. Every replay draws
+        fresh samples.
+
+        Raises:
+            ValueError: mu is no tensor on CUDA, or `population_decay` is not 1, as a graph has samples of one number.
         """
         return capture(self, function)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .. import _arguments
 from .._arguments import is_tensor
 from . import _options
 from ._history import History
@@ -114,6 +115,9 @@ def minimize(
             `CrossEntropyMethod.capture`.
         options: the other arguments of `CrossEntropyMethod`.
 
+    Returns:
+        A `Result`: the best x and its score, the last mu and sigma, and how it went.
+
     Raises:
         TypeError, ValueError: an argument, or what ``function`` returns, is not as described; the message names it.
     """
@@ -126,7 +130,7 @@ def minimize(
     if num_samples is None:
         shape = mu.shape if hasattr(mu, "shape") else _options.like("mu", mu, None).shape
         num_samples = max(50, 10 * math.prod(shape[len(shape) - options.get("event_dims", 1) :]))
-    steps = _options.count("steps", steps, 0)
+    steps = _arguments.integer("steps", steps, 0)
     method = CrossEntropyMethod(mu, sigma, num_samples, **options)
     history = History(method)
     score = function if vectorized else _one_by_one(function, method)

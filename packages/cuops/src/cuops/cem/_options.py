@@ -12,21 +12,10 @@ from .._torch import torch
 from ._library import library_of
 
 
-def count(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """`value` is an integer within the limits."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: expected an integer, got {type(value).__qualname__}")
-    value = int(value)
-    if value < least or (most is not None and value > most):
-        within = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name}: expected an integer {within}, got {value}")
-    return value
-
-
 def elites(value: Any, num_samples: int) -> int:
     """The number of elites, from it or from their fraction."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return count("elites", value, 1, num_samples)
+        return _arguments.integer("elites", value, 1, num_samples)
     _arguments.number("elites", value)
     if not 0 < value <= 1:
         raise ValueError(f"elites: expected a fraction over 0 and at most 1, or an integer, got {value}")
@@ -89,7 +78,7 @@ def like(name: str, value: Any, mu: Any) -> Any:
 
 def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:
     """mu and sigma in one shape, finite, sigma of at least 0."""
-    event_dims = count("event_dims", event_dims, 1)
+    event_dims = _arguments.integer("event_dims", event_dims, 1)
     if not is_tensor(mu):
         mu = like("mu", mu, None)
     _arguments.computable("mu", mu)
@@ -171,7 +160,7 @@ def seed(value: Any, generator: Any, mu: Any) -> int:
     if value is not None:
         if generator is not None:
             raise ValueError("seed: expected None with a generator")
-        return count("seed", value, 0, 2**63 - 1)
+        return _arguments.integer("seed", value, 0, 2**63 - 1)
     if is_tensor(mu):
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ._kron_linear_bwd import Kept
 from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states
-from ._transforms import is_batched, is_transformed
+from ._transforms import PLAIN, is_batched, is_transformed
 
-PLAIN = (Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _modes, _is_autocast_enabled = torch._C._len_torch_dispatch_stack, torch.is_autocast_enabled

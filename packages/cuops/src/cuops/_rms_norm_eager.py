@@ -11,9 +11,8 @@ from torch.autograd import forward_ad
 
 from . import _backend, errors
 from ._rms_norm_torch import _bwd_cuda
-from ._transforms import is_batched
+from ._transforms import PLAIN, is_batched
 
-PLAIN = (Tensor, torch.nn.Parameter)
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
 _empty_like, _tracing_state = torch.empty_like, torch._C._get_tracing_state
