@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     made.add_argument("operator", choices=OPERATORS)
-    made.add_argument("sections", nargs="*", help="what to run; by default all but the grid and the plan")
+    made.add_argument("sections", nargs="*", help="what to run; by default all but grids, at_random and the plan")
     made.add_argument("--shapes", nargs="+", type=_shape, metavar="32768x4096", help="instead of the standard ones")
     made.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), help="f d h b: float32, float64, float16, bfloat16")
     made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")

@@ -77,7 +77,7 @@ def capability(architecture: int) -> str:
 
 
 def docs_table(rows: dict[str, Cuda]) -> str:
-    """The table of CUDA versions in docs/install.md."""
+    """The table of CUDA versions in docs/cuda-versions.md."""
     lines = ["| Package | CUDA | Driver | Compute capabilities | Newer GPUs |", "|---|---|---|---|---|"]
     for c in rows.values():
         capabilities = ", ".join(capability(a) for a in c.architectures)

@@ -19,6 +19,9 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
         shape: an int or a sequence of ints, each at least 0.
         dtype: any NumPy dtype but objects, or PyTorch's name for one; float64 by default.
 
+    Returns:
+        A NumPy array of this shape and dtype, C-contiguous.
+
     Raises:
         TypeError: shape is no integers, or dtype is none that NumPy has.
         ValueError: shape has a size that NumPy's arrays cannot have, or dtype is of objects.

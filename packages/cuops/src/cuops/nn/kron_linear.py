@@ -64,7 +64,7 @@ class KronLinear(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """y, of out_features."""
+        """y, ``(*, out_features)``, of x, ``(*, in_features)``."""
         y: torch.Tensor = kron_linear(x, list(self.factors), self.bias)
         return y
 

@@ -29,7 +29,12 @@ class RMSNorm(torch.nn.RMSNorm):
         dtype: of the parameters.
 
     ``forward(x)`` returns y; ``forward(x, residual)`` returns (y, h) with h = x + residual, both from one kernel. y has
-    x's dtype, whatever the weight's; under CUDA's autocast it is float32 from PyTorch 2.12 on, as PyTorch's is.
+    x's dtype, whatever the weight's; under CUDA's autocast it is float32 from PyTorch 2.12 on, as PyTorch's is. All
+    are ``(*, *normalized_shape)``.
+
+    Raises:
+        TypeError: bias is no bool, as where device stands in its place; x is no tensor, when called.
+        ValueError: arguments are not as described, when called; the message names them.
     """
 
     def __init__(
