@@ -10,6 +10,7 @@ import cuops
 import pytest
 import torch
 import torch.nn.functional as F
+from cuops import _kron_linear_bwd, _kron_linear_eager, _kron_linear_torch, reference
 from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, exact_gradients, make, x_of
 
 gpu = pytest.mark.gpu
@@ -51,6 +52,50 @@ def test_compiles_into_one_graph(dynamic, device):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         (dbias,) = torch.autograd.grad(got.sum(), bias)
         torch.testing.assert_close(dbias, torch.autograd.grad(want.sum(), bias)[0], rtol=1e-4, atol=1e-3)
+
+
+def kept_sizes(call):
+    """What `call` returns, and the sizes of what autograd keeps for it."""
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(tuple(t.shape)) or t, lambda t: t):
+        return call(), sizes
+
+
+def check_frozen(layer):
+    x, factors, bias = arguments(SAMPLES["primes"], torch.float64)
+    y, sizes = kept_sizes(lambda: layer(x.requires_grad_(), factors, bias.requires_grad_()))
+    assert tuple(x.shape) not in sizes
+    dy = make(y.shape, torch.float64, seed=9).requires_grad_()
+    want, *_, dbias = exact_gradients(dy, x, factors)
+    for got, wanted in zip(torch.autograd.grad(y, (x, bias), dy), (want, dbias), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_x_is_not_kept_where_no_factor_has_a_gradient():
+    check_frozen(torch.compile(cuops.kron_linear, fullgraph=True, backend="aot_eager"))
+
+
+def test_eager_calls_do_not_keep_x_where_no_factor_has_a_gradient(monkeypatch):
+    nothing = _kron_linear_bwd.NOTHING
+    monkeypatch.setattr(
+        _kron_linear_eager, "forward_and_states", lambda *a: (reference.kron_linear_torch(*a[:3]), nothing)
+    )
+    monkeypatch.setattr(_kron_linear_eager, "_bwd_cuda", lambda *a: _kron_linear_torch._bwd_plain(*a[:-1]))
+    check_frozen(lambda x, factors, bias: _kron_linear_eager._Direct.apply(x, bias, *factors))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_frozen_factors_have_the_gradients_of_linear(dtype):
+    x, factors, bias = arguments(SAMPLES["64 x 80"], dtype, torch.device("cuda"))
+    y, sizes = kept_sizes(lambda: cuops.kron_linear(x.requires_grad_(), factors, bias.requires_grad_()))
+    assert sizes == [tuple(w.shape) for w in factors]
+    dy = torch.randn_like(y).requires_grad_()
+    dx, dbias = torch.autograd.grad(y, (x, bias), dy, create_graph=True)
+    check(dx, dy, [w.mT for w in factors])
+    torch.testing.assert_close(dbias, dy.sum(0))
+    (again,) = torch.autograd.grad(dx, dy, v := torch.randn_like(x))
+    check(again, v, factors)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")

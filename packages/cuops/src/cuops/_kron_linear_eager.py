@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_bwd import Kept
-from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states
+from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states, of_sizes
 from ._transforms import PLAIN, is_batched, is_transformed
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -60,8 +60,8 @@ class _Direct(torch.autograd.Function):
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
         _, _, *needs_factors = ctx.needs_input_grad
         y, kept = forward_and_states(x, factors, bias, needs_factors)
-        ctx.factors, ctx.parts = len(factors), kept.parts
-        ctx.save_for_backward(x, *factors, *kept.states)
+        ctx.factors, ctx.parts, ctx.sizes = len(factors), kept.parts, x.shape
+        ctx.save_for_backward(x if any(needs_factors) else None, *factors, *kept.states)
         return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views
 
     @staticmethod
@@ -69,6 +69,8 @@ class _Direct(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         factors, kept = saved[: ctx.factors], Kept(saved[ctx.factors :], ctx.parts)
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
+        if x is None:
+            x = of_sizes(dy, ctx.sizes)
         arguments = dy, x, factors, needs_x, needs_factors, needs_bias
         if is_batched(dy):
             dx, dfactors, dbias = _bwd_plain(*arguments)

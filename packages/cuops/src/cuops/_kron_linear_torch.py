@@ -121,9 +121,16 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(x, *factors)
 
 
+def of_sizes(dy: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Stands for x in a backward without factors' gradients, for which only the sizes matter: so that x is not kept."""
+    return dy.new_empty(()).expand(sizes)
+
+
 def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]
     x, *factors = ctx.saved_tensors
     needs_x, needs_factors, needs_bias = ctx.needs_input_grad
+    if not any(needs_factors):
+        x = of_sizes(dy, x.shape)
     needs_bias = ctx.has_bias and needs_bias
     # Several gradients at once go through the formula, as the operator has no rule for them.
     backward = _bwd_plain if is_batched(dy) else torch.ops.cuops.kron_linear_bwd
