@@ -217,6 +217,21 @@ def test_some_sums_are_of_parts(size, depth, parts, monkeypatch):
     assert taken == ([parts] * 4 if parts > 1 and o > 64 else [])
 
 
+def test_no_state_is_kept_that_is_much_larger_than_another_order_leaves():
+    grows = [make((256, 32), torch.float64), make((32, 256), torch.float64)]
+    shrinks = [make((32, 64), torch.float64), make((64, 32), torch.float64)]
+    assert _kron_linear_kept._count_of_first(make((7, 32 * 256), torch.float64), grows) == 0
+    assert _kron_linear_kept._count_of_first(make((7, 64 * 32), torch.float64), shrinks) == 1
+
+
+@pytest.mark.parametrize("size", [8192, 1024])
+def test_large_gradients_are_not_added_up_of_parts(size):
+    g = torch.empty((4096, size, 1), dtype=torch.float64, device="meta")
+    with Largest() as largest:
+        assert sum_of_products(g, g).shape == (size, size)
+    assert largest.bytes == 8 * max(size**2, 4096 * size)
+
+
 @pytest.mark.parametrize(
     ("rows", "inner", "are_added"), [(2, 5000, True), (4, 10_000, True), (4, 9999, False), (5, 12_500, False)]
 )
@@ -227,6 +242,8 @@ def test_few_long_sums_of_large_factors_are_added_up_row_after_row(size, rows, i
     g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
     close(sum_of_products(g, x), torch.einsum("rok,rik->oi", g, x))
     assert taken == ([rows] if are_added and max(size) > 128 else [])
+    several = torch.stack((g, -g))
+    close(torch.vmap(lambda g: sum_of_products(g, x))(several), torch.einsum("srok,rik->soi", several, x))
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -323,6 +340,9 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
     check(y, x, factors, bias)
     assert len(kept.states) == 1  # the last one, of where GEMMs go forward, too
     check_gradients(x, dy, factors, kept)
+    needs = [True] * len(factors)
+    needs[-1 if turned else 0] = False  # the factor whose gradient is of that state
+    assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
 
 
 @pytest.mark.parametrize(

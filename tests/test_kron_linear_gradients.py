@@ -212,8 +212,8 @@ def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
     x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
     y = cuops.kron_linear(x, factors)
     assert len(y.grad_fn.saved_tensors) == 1 + len(sizes) + states
-    _, parts = _kron_linear_kept.how(x, factors) or (None, [(1, False)])
-    begins = 0 if parts else -1  # where the gradient is of x itself
+    choice = _kron_linear_kept.how(x, factors)
+    begins = 0 if choice is None or choice.parts else -1  # where the gradient is of x itself
     alone = [w.detach() for w in factors]
     alone[begins] = factors[begins]
     assert len(cuops.kron_linear(x, alone).grad_fn.saved_tensors) == 1 + len(sizes)

@@ -138,8 +138,13 @@ def _cut(x: Tensor, factors: Sequence[Tensor]) -> int:
     cut = _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors)
     if cut == 0 or _others_come_first(factors[:cut], factors[cut:]):
         return cut
+    return 0 if is_larger_from_first(factors) else cut
+
+
+def is_larger_from_first(factors: Sequence[Tensor]) -> bool:
+    """Whether to begin with the first factor leaves far more in between than to begin with the last one."""
     sizes = [w.shape for w in factors]
-    return 0 if sum(elements_between(sizes)) > MORE_BETWEEN * sum(elements_between(sizes[::-1])) else cut
+    return sum(elements_between(sizes)) > MORE_BETWEEN * sum(elements_between(sizes[::-1]))
 
 
 def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:

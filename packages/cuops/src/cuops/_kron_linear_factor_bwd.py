@@ -16,14 +16,13 @@ from ._kron_linear_gemm import sum_of_products
 MOST = {2: (128, 64, 32), 4: (128, 128, 48), 8: (128, 64, 32)}
 MOST_TF32 = 48, 48, 32
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
-# The largest factors whose sums may be short, with both operands along the sum, by an element's bytes, and with x
-# across it; terms of others, for each element of the gradient and for each of its rows.
-SHORT, DEEP = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 1, 8: 2}
-SHORT_ACROSS, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 256, 4: 256, 8: 512}
+# The largest factors whose sums may be short, by an element's bytes; terms of others, with both operands along the sum
+# for each element of the gradient, and with x across it for each of its rows.
+SHORT, DEEP, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 1, 8: 2}, {2: 256, 4: 256, 8: 512}
 # Of larger float64 factors, with both operands along the sum, one GEMM is faster for a single row: of up to MOST_ALONE,
-# up to so many terms. A batched one is from so many columns on, and from so many rows, by what factors are larger than.
-LEAST_ALONE, MOST_ALONE, TERMS_ALONE = 49, 64, 1 << 16
-COLUMNS_IN_BATCH, ROWS_IN_BATCH = 1024, {64: 48, 96: 8}
+# up to so many terms. Beyond, a batched one is from so many columns and rows on, of factors larger than WIDE fewer.
+MOST_ALONE, TERMS_ALONE = 64, 1 << 16
+COLUMNS_IN_BATCH, ROWS_IN_BATCH, WIDE, ROWS_OF_WIDE = 1024, 48, 96, 8
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
@@ -31,15 +30,15 @@ MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
         return size <= MOST_OF_MANY
-    if layout:
-        short, terms = SHORT_ACROSS[width], DEEP_ACROSS[width] * size
-    elif width == 8 and size >= LEAST_ALONE and rows == 1:
+    if size <= SHORT[width]:
+        return size <= most[layout]
+    if width == 8 and layout == 0 and rows == 1:
         return size <= MOST_ALONE and inner > TERMS_ALONE
-    elif width == 8 and inner >= COLUMNS_IN_BATCH and any(size > s and rows >= r for s, r in ROWS_IN_BATCH.items()):
+    is_batch = inner >= COLUMNS_IN_BATCH and rows >= (ROWS_OF_WIDE if size > WIDE else ROWS_IN_BATCH)
+    if width == 8 and layout == 0 and size > MOST_ALONE and is_batch:
         return False
-    else:
-        short, terms = SHORT[width], DEEP[width] * size * size
-    return size <= most[layout] and (size <= short or rows * inner >= terms)
+    terms = DEEP_ACROSS[width] * size if layout else DEEP[width] * size * size
+    return size <= most[layout] and rows * inner >= terms
 
 
 def _are_both_faster(width: int, inner: int, size: int) -> bool:

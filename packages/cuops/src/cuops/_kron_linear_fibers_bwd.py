@@ -41,7 +41,7 @@ def in_fours(factors: Sequence[Tensor]) -> bool:
 def plan_of_fibers(x: Tensor, factors: Sequence[Tensor], inner: int) -> list[tuple[int, int, int, int]]:
     """The groups of factors, with `inner` columns beyond them: first, count, elements of scratch, nanoseconds.
 
-    None where there is no kernel.
+    Empty where there is no kernel.
     """
     sizes = tuple(size for w in factors for size in w.shape)
     return _groups(x.dtype, x.numel() // x.shape[-1], sizes, inner, x.device.index)

@@ -27,7 +27,7 @@ LARGE, ROWS_ADDED, TERMS_ADDED = 128, {2: 2, 4: 8, 8: 4}, {2: 8192, 4: 1250, 8: 
 # Rows or columns of a gradient, of fewer than which one GEMM does not divide the sum among multiprocessors: up to how
 # many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
 TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
-# Terms of a float64 sum, of how many one GEMM for a gradient beyond PART divides them badly; and parts that it has.
+# Terms of a float64 sum, of how many one GEMM for a gradient between PART and LARGE divides them badly; and parts then.
 WIDE_TERMS, WIDE_PARTS = range(1 << 12, 9216 + 1), 16
 # Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
 SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
@@ -51,9 +51,9 @@ def product_of(factors: Sequence[Tensor]) -> Tensor:
 
 def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
     """Whether the library's GEMM is slower than a batch of a product a row, as measured on an H200."""
-    products = len(state) * rest * w.numel()
+    products = state.shape[0] * rest * w.numel()
     few = (
-        len(state) <= FEW_ROWS
+        state.shape[0] <= FEW_ROWS
         and state.numel() < FEW_ELEMENTS
         and products <= (FEW_PRODUCTS if rest > 1 else FEW_ALONE)
     )
@@ -66,7 +66,7 @@ def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     The transposed product comes out of the batched GEMM in this order, so nothing is ever rearranged.
     """
     o, i = w.shape
-    rows, rest = len(state), state.shape[1] // i
+    rows, rest = state.shape[0], state.shape[1] // i
     small = _is_small(state, w, rest)
     if rest == 1 and not small:
         return torch.nn.functional.linear(state, w, bias)
@@ -83,11 +83,11 @@ def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None
 
     A bias, which `inner` is 1 for, is of as many of these rows as make a sample.
     """
-    (o, i), rows = w.shape, len(state)
+    (o, i), rows = w.shape, state.shape[0]
     if inner == 1:
-        if bias is None or len(bias) == o:
+        if bias is None or bias.shape[0] == o:
             return torch.nn.functional.linear(state, w, bias)
-        return (state @ w.mT).reshape(-1, len(bias)) + bias
+        return (state @ w.mT).reshape(-1, bias.shape[0]) + bias
     state = state.reshape(rows, i, inner)
     if inner >= FEW:
         return torch.bmm(w.expand(rows, o, i), state).reshape(rows, o * inner)
@@ -119,11 +119,11 @@ def most_between(factors: Sequence[Tensor]) -> int:
 
 def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
     """Whether `_apply_two` takes the factors, and `_backward_of_two`."""
-    if len(factors) != 2 or len(state) == 1:
+    if len(factors) != 2 or state.shape[0] == 1:
         return False
     first, second = factors
-    least = LEAST_ACROSS if max(first.shape) <= len(second) else ACROSS
-    return len(second) >= least and not _is_small(state, second, first.shape[1])
+    least = LEAST_ACROSS if max(first.shape) <= second.shape[0] else ACROSS
+    return second.shape[0] >= least and not _is_small(state, second, first.shape[1])
 
 
 def _apply_two(
@@ -134,7 +134,7 @@ def _apply_two(
     after = (state.reshape(-1, j) @ second.mT).reshape(-1, i, p)
     if states is not None:
         states.append(after)
-    matrices = first.expand(len(after), o, i), after
+    matrices = first.expand(after.shape[0], o, i), after
     return torch.bmm(*matrices) if bias is None else torch.baddbmm(bias.reshape(o, p), *matrices)
 
 
@@ -168,8 +168,8 @@ def _parts(terms: int, inner: int, o: int, i: int, width: int) -> int:
         return 1
     if inner == 1 and min(o, i) < TINY and terms <= TINY_TERMS[width]:
         return _parts_of_sum(terms)
-    divides_badly = width == 8 and min(o, i) > PART and terms in WIDE_TERMS and terms % WIDE_PARTS == 0
-    return WIDE_PARTS if divides_badly else 1
+    is_wide = width == 8 and min(o, i) > PART and max(o, i) <= LARGE
+    return WIDE_PARTS if is_wide and terms in WIDE_TERMS and terms % WIDE_PARTS == 0 else 1
 
 
 def _parted(t: Tensor, parts: int) -> Tensor:
@@ -209,19 +209,18 @@ def _apply_transposed(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Back through `_apply_factor(state, w)`: the gradients for state, where needed, and for w, if there is a state."""
     o, i = w.shape
-    rows, rest = len(grad), grad.shape[1] // o
+    rows, rest = grad.shape[0], grad.shape[1] // o
     grads, dw = grad.reshape(rows, o, rest), None
     in_batch = rest >= FEW_BACK and o <= rest  # then a gradient a row is no larger than the state
-    flat = None if in_batch else grads.mT.reshape(rows * rest, o)
-    if state is not None and flat is None:
+    if state is not None and in_batch:
         dw = gradient(grads, state.reshape(rows, rest, i).mT)
-    elif state is not None and flat is not None:
-        dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
+    elif state is not None:
+        dw = gradient(grads.mT.reshape(rows * rest, o, 1), state.reshape(rows * rest, i, 1))
     if not needs_state:
         return None, dw
-    if flat is None or _is_small(grad, w, rest):
+    if in_batch or _is_small(grad, w, rest):
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    return (flat @ w).reshape(rows, rest * i), dw
+    return (grads.mT.reshape(rows * rest, o) @ w).reshape(rows, rest * i), dw
 
 
 def _backward_of_two(
@@ -242,7 +241,7 @@ def _backward_of_two(
         after = kept[0] if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
         dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
-        before = torch.bmm(first.mT.expand(len(grads), i, o), grads).reshape(-1, p)
+        before = torch.bmm(first.mT.expand(grads.shape[0], i, o), grads).reshape(-1, p)
         dsecond = gradient(before.unsqueeze(-1), states.reshape(-1, j, 1)) if needs_factors[1] else None
         dx = (before @ second).reshape(x.shape) if needs_x else None
     return dx, [dfirst, dsecond]
@@ -277,7 +276,7 @@ def chain_of_matmuls_backward(
         if not any(needs_factors[:k]):
             break
         state = kept[-k] if k <= len(kept) else _apply_factor(state, factors[k])
-    grad, dfactors = dy.reshape(len(state), -1), [None] * len(factors)
+    grad, dfactors = dy.reshape(state.shape[0], -1), [None] * len(factors)
     for k, w in enumerate(factors):
         if grad is not None:
             needs_state = needs_x or any(needs_factors[k + 1 :])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, way
+from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, is_larger_from_first, way
 from ._kron_linear_fibers_bwd import are_small
 from ._kron_linear_fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls, elements_of_chain, turns
@@ -24,49 +24,66 @@ Forward: TypeAlias = "Callable[[Tensor, Sequence[Tensor], Tensor | None, Parts],
 # most rows that several such states are kept of.
 KEPT, KEPT_ROWS = {4: (48, 4), 8: (24, 2)}, 16
 LEAST_OF_HALF = 8  # float16 factors that all are larger have their gradients faster one by one
-BYTES = 1 << 28  # of two states and more, that are worth keeping
-WIDE, FROM_WIDE = 48, 1 << 23  # float64 factors beyond which the last two are faster one by one, of so many elements
+BYTES = 1 << 28  # of two states and more, that are worth keeping where the forward makes them anyway
+# float64 factors beyond which the last two are faster one by one, of so many elements; of fewer, a single row by GEMMs.
+WIDE, FROM_WIDE = 48, 1 << 23
 
-_known: dict[object, tuple[Forward, Parts] | None] = {}
+
+class Choice(NamedTuple):
+    """A forward that keeps states, how many, and from one to the next what `Kept` has."""
+
+    forward: Forward
+    states: int
+    parts: Parts
+
+
+_known: dict[object, Choice | None] = {}
 
 
 def forward_and_states(
     x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, needs_factors: Sequence[bool]
 ) -> tuple[Tensor, Kept]:
-    """y, and what is kept for the gradients. Nothing for those of x itself, of the factors that it meets first."""
-    if kept := how(x, factors):
-        forward, parts = kept
-        at_first = parts[0][0] if parts else 1
-        from_last = not parts and not turns(factors)
-        if any(needs_factors[:-1] if from_last else needs_factors[at_first:]):
-            y, states = forward(x, factors, bias, parts)
-            return y, Kept(states, parts)
+    """y, and what is kept for the gradients: nothing where none that are needed are of a state."""
+    if choice := how(x, factors):
+        if choice.parts:
+            served = needs_factors[choice.parts[0][0] :]
+        else:
+            served = (needs_factors[::-1] if turns(factors) else needs_factors)[: choice.states]
+        if any(served):
+            y, states = choice.forward(x, factors, bias, choice.parts)
+            return y, Kept(states, choice.parts)
     return fused_chain(x, factors, bias), NOTHING
 
 
-def how(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | None:
+def how(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
     """What to keep, and by which forward: found once for each problem."""
     sizes = tuple([size for w in factors for size in w.shape])
     key = x.dtype, x.numel(), sizes, tf32_allowed(x), x.device.index
-    if key not in _known:
+    try:
+        return _known[key]
+    except KeyError:
         if len(_known) >= 4096:
             _known.clear()
-        _known[key] = _choose(x, factors)
-    return _known[key]
+        choice = _known[key] = _choose(x, factors)
+        return choice
 
 
-def _choose(x: Tensor, factors: Sequence[Tensor]) -> tuple[Forward, Parts] | None:
+def _choose(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
     if len(factors) < 2 or at_once(x, factors):  # whose gradients want no states
         return None
     if count := _count_of_first(x, factors):
         if _is_chain_for_one(x, factors):
-            return functools.partial(_by_gemms, len(factors) - 1), []
-        return _one_by_one, [(1, False)] * count + [(len(factors) - count, False)]
+            return _chain(len(factors) - 1)
+        return Choice(_one_by_one, count, [(1, False)] * count + [(len(factors) - count, False)])
     if parts := _parts_of_chain(x, factors):
-        return _by_groups, parts
+        return Choice(_by_groups, len(parts) - 1, parts)
     if count := _count_of_gemms(x, factors):
-        return functools.partial(_by_gemms, count), []
+        return _chain(count)
     return None
+
+
+def _chain(count: int) -> Choice:
+    return Choice(functools.partial(_by_gemms, count), count, [])
 
 
 def _how_many(x: Tensor, between: Sequence[int]) -> int:
@@ -142,7 +159,7 @@ def _count_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
     n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
     if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
         return 0
-    if turns(factors):
+    if turns(factors) or is_larger_from_first(factors):
         return 0
     one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
     return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
