@@ -119,16 +119,16 @@ class Examination:
         return found
 
     def _images(self, backend: _backend.Backend, reinstall: str) -> int:
-        """How many device images the library holds, after a check that each operator has all of them."""
+        """How many device images the library holds, after a check that each source has all of them."""
         lines = [line.split() for line in str(_backend.load(backend).describe_images()).splitlines()]
-        held = {(operator, kind, int(capability)) for operator, kind, capability, _ in lines}
-        for operator in {operator for operator, _, _ in held} | SELF_TESTS.keys():
-            wanted = {(operator, "sm", capability) for capability in backend.architectures} | {
-                (operator, "ptx", backend.ptx)
+        held = {(source, kind, int(capability)) for source, kind, capability, _ in lines}
+        for source in {source for source, _, _ in held} | SELF_TESTS.keys():
+            wanted = {(source, "sm", capability) for capability in backend.architectures} | {
+                (source, "ptx", backend.ptx)
             }
             if wanted - held:
                 missing = ", ".join(f"{kind}_{capability}" for _, kind, capability in sorted(wanted - held))
-                self._problem(BROKEN, f"cuops-{backend.name} lacks code of {operator}: {missing}", reinstall)
+                self._problem(BROKEN, f"cuops-{backend.name} lacks code of {source}: {missing}", reinstall)
         return len(held)
 
     def _driver(self) -> dict[str, Any] | None:
