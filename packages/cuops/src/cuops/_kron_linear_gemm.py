@@ -212,15 +212,17 @@ def _apply_transposed(
     rows, rest = grad.shape[0], grad.shape[1] // o
     grads, dw = grad.reshape(rows, o, rest), None
     in_batch = rest >= FEW_BACK and o <= rest  # then a gradient a row is no larger than the state
-    if state is not None and in_batch:
+    small = _is_small(grad, w, rest)
+    flat = None if in_batch or (small and state is None) else grads.mT.reshape(rows * rest, o)
+    if state is not None and flat is None:
         dw = gradient(grads, state.reshape(rows, rest, i).mT)
-    elif state is not None:
-        dw = gradient(grads.mT.reshape(rows * rest, o, 1), state.reshape(rows * rest, i, 1))
+    elif state is not None and flat is not None:
+        dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
     if not needs_state:
         return None, dw
-    if in_batch or _is_small(grad, w, rest):
+    if flat is None or small:
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    return (grads.mT.reshape(rows * rest, o) @ w).reshape(rows, rest * i), dw
+    return (flat @ w).reshape(rows, rest * i), dw
 
 
 def _backward_of_two(
