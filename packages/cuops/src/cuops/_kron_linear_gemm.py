@@ -18,6 +18,9 @@ FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower
 # Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it,
 # elements, and rows.
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
+# With fewer columns than FEW, too: up to which products of a column of all rows, of a factor of at least TILE rows and
+# columns, as one of fewer takes as long; and up to how many terms of a sum, which a batch does not divide.
+FEW_OF_COLUMN, TILE, FEW_TERMS = 1 << 21, 48, 512
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
 PART, MANY_PARTS, SHORT = 64, {2: 24, 4: 64, 8: 8}, {2: 1536, 4: 256, 8: 512}
@@ -60,6 +63,12 @@ def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
     return few and (rest > 1 or w.element_size() > 2 or w.shape[0] % 8 != 0 or w.shape[1] % 8 != 0)
 
 
+def _is_in_batch(rows: int, w: Tensor, rest: int) -> bool:
+    """Whether a batch of products, of `rest` columns each, is faster than one GEMM and a rearranging copy."""
+    products = rows * max(w.shape[0], TILE) * max(w.shape[1], TILE)
+    return rest >= FEW or (w.shape[1] <= FEW_TERMS and products <= FEW_OF_COLUMN)
+
+
 def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """One factor on the last dimension inside `state`, (rows, ... i), which becomes the first: (rows, o ...).
 
@@ -71,7 +80,7 @@ def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     if rest == 1 and not small:
         return torch.nn.functional.linear(state, w, bias)
     bias = None if bias is None else bias.reshape(o, rest)
-    if rest < FEW and not small:
+    if not small and not _is_in_batch(rows, w, rest):
         y = (state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o).mT
         return (y if bias is None else y + bias).reshape(rows, o * rest)
     matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
@@ -199,7 +208,8 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
         return _row_after_row(g, x)
     many = large or rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
     few = rows <= (SHORT_ROWS_TINY if min(o, i) < TINY else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
-    if many and (few if inner < FEW_BACK else o <= inner):  # then a product a row is no larger than x, or small
+    # Where a product a row is no larger than x, or small; one of a single column is a GEMM without copies.
+    if inner > 1 and many and (few if inner < FEW_BACK else o <= inner):
         return torch.bmm(g, x.mT).sum(0)
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
 
