@@ -15,9 +15,9 @@ from .reference import elements_between
 Gradient = Callable[[Tensor, Tensor], Tensor]
 
 FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
-# Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it,
-# elements, and rows.
-FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, 1 << 20, 1 << 15, 1024
+# Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it
+# by an element's bytes, elements, and rows.
+FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 << 15, 1024
 # With fewer columns than FEW, too: up to which products of a column of all rows, of a factor of at least TILE rows and
 # columns, as one of fewer takes as long; and up to how many terms of a sum, which a batch does not divide.
 FEW_OF_COLUMN, TILE, FEW_TERMS = 1 << 21, 48, 512
@@ -58,7 +58,7 @@ def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
     few = (
         state.shape[0] <= FEW_ROWS
         and state.numel() < FEW_ELEMENTS
-        and products <= (FEW_PRODUCTS if rest > 1 else FEW_ALONE)
+        and products <= (FEW_PRODUCTS if rest > 1 else FEW_ALONE[w.element_size()])
     )
     return few and (rest > 1 or w.element_size() > 2 or w.shape[0] % 8 != 0 or w.shape[1] % 8 != 0)
 
