@@ -23,7 +23,7 @@ constexpr double kMerge = 2500;                      // ns of a launch that mult
 constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
-constexpr double kFewProducts = 3 << 19, kFewAlone = 1 << 20, kFewElements = 1 << 15, kFewRows = 1024;
+constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
 // By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
 constexpr double kTunedMargin = 1.05, kMargin = 1.1;
 constexpr double kMixedMargin = 1.02;  // and chains of fused kernels and GEMMs
@@ -64,11 +64,14 @@ constexpr double kMeasured = 132;              // multiprocessors
 constexpr double kProductTf32 = 0.0054;        // ps
 constexpr double kHides = 256, kHidden = 0.4;  // rows and columns in 16 bits, from which the state comes meanwhile
 
+// Up to how many products of a layer's only factor _kron_linear_gemm.py takes a batch.
+double few_alone(DType dtype) { return dtype == kFloat32 ? 3 << 20 : dtype == kFloat64 ? 3 << 19 : 1 << 20; }
+
 // Whether _kron_linear_gemm.py takes a batch of small products, one for each row. `alone`: whether the layer has no other factor.
 bool is_few(const KronProblem& problem, const KronSize& size, double rows, double columns, bool alone) {
   const double elements = rows * columns * static_cast<double>(size.in);
   const bool whole = size_of(problem.dtype) == 2 && size.in % 8 == 0 && size.out % 8 == 0;
-  return rows <= kFewRows && elements < kFewElements && elements * size.out <= (alone ? kFewAlone : kFewProducts) &&
+  return rows <= kFewRows && elements < kFewElements && elements * size.out <= (alone ? few_alone(problem.dtype) : kFewProducts) &&
          !(alone && whole);
 }
 

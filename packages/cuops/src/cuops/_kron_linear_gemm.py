@@ -14,9 +14,10 @@ from .reference import elements_between
 
 Gradient = Callable[[Tensor, Tensor], Tensor]
 
-FEW, FEW_BACK = 32, 24  # columns, for fewer than which a batched GEMM is slower than one GEMM and a rearranging copy
-# Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it
-# by an element's bytes, elements, and rows.
+# Columns, for fewer than which a batched GEMM may be slower than one GEMM and a rearranging copy: forward, and back.
+FEW, FEW_BACK = 32, 24
+# Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it,
+# by an element's bytes; elements, and rows.
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 << 15, 1024
 # With fewer columns than FEW, too: up to which products of a column of all rows, of a factor of at least TILE rows and
 # columns, as one of fewer takes as long; and up to how many terms of a sum, which a batch does not divide.
@@ -53,7 +54,7 @@ def product_of(factors: Sequence[Tensor]) -> Tensor:
 
 
 def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
-    """Whether the library's GEMM is slower than a batch of a product a row, as measured on an H200."""
+    """Whether the library's GEMM is slower than a batch of a product a row, as measured."""
     products = state.shape[0] * rest * w.numel()
     few = (
         state.shape[0] <= FEW_ROWS
