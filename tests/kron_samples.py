@@ -6,6 +6,7 @@ import functools
 import math
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 # Leading dimensions of x, and the sizes (rows, columns) of the factors.
@@ -139,6 +140,11 @@ def assert_close(got, want, terms, sizes, roundings=0):
     assert ((got - want).abs() <= allowed).all()
 
 
+def close(got, want):
+    """In float64, whatever order the sums have."""
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
+
+
 def distance(got, want):
     """Of each row, relative to its length."""
     return ((got.double() - want).norm(dim=-1) / want.norm(dim=-1)).max().item()
@@ -157,3 +163,15 @@ def check(y, x, factors, bias=None):
     terms = definition(magnitudes[0], magnitudes[1:-1], magnitudes[-1])
     roundings = len(factors) - 1 + (bias is not None)
     assert_close(y, definition(x, factors, bias), terms, [w.shape[1] for w in factors], roundings)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most bytes of any tensor that an operation gives."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for t in result if isinstance(result, (tuple, list)) else [result]:
+            self.bytes = max(self.bytes, t.untyped_storage().nbytes() if isinstance(t, torch.Tensor) else 0)
+        return result

@@ -11,15 +11,10 @@ import pytest
 import torch
 from cuops import _kron_linear_bwd, _kron_linear_fused, _kron_linear_gemm, _kron_linear_kept, reference
 from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of, sum_of_products
-from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, exact_gradients, make
-from torch.utils._python_dispatch import TorchDispatchMode
+from kron_samples import EMPTY, LARGE, SAMPLES, Largest, arguments, check, close, exact_gradients, make
 from torch.utils.flop_counter import FlopCounterMode
 
 FULL = {name: s for name, s in SAMPLES.items() if name not in EMPTY} | {"large factors": LARGE["large factors"]}
-
-
-def close(got, want):
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -75,18 +70,6 @@ def test_gradients_are_those_of_the_product(sample):
         close(got, gradient)
 
 
-class Largest(TorchDispatchMode):
-    """Notes the most bytes of any tensor that an operation gives."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for t in result if isinstance(result, (tuple, list)) else [result]:
-            self.bytes = max(self.bytes, t.untyped_storage().nbytes() if isinstance(t, torch.Tensor) else 0)
-        return result
-
-
 @pytest.mark.parametrize(
     ("sizes", "most"),
     [
@@ -112,6 +95,18 @@ def test_nothing_in_between_is_larger_than_it_must_be(sizes, most):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 6 * 50 * most * 8 + 20_000  # of several copies
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "columns", "is_batch"),
+    [(20, 300, 20, True), (100, 100, 2, True), (400, 100, 2, False), (2, 600, 4, False), (2, 600, 32, True)],
+)
+def test_few_products_of_few_columns_are_a_batch(rows, size, columns, is_batch):
+    x, w = make((rows, columns * size), torch.float64), make((size, size), torch.float64)
+    with FlopCounterMode(display=False) as counter:
+        y = _kron_linear_gemm._apply_factor(x, w)
+    close(y, (w @ x.reshape(rows, columns, size).mT).reshape(rows, -1))
+    assert list(counter.get_flop_counts()["Global"]) == [torch.ops.aten.bmm if is_batch else torch.ops.aten.mm]
 
 
 @pytest.mark.parametrize("needs", list(itertools.product((True, False), repeat=4)))
@@ -200,50 +195,11 @@ def strided_arguments(sizes, rows=3):
     return x, dy, [make(size, torch.float64, seed=3 + k) for k, size in enumerate(sizes)]
 
 
-@pytest.mark.parametrize(
-    ("depth", "parts"),
-    [((1, 4096), 16), ((8192, 1), 16), ((1, 4095), 1), ((4100, 1), 1), ((1, 4090), 1), ((1, 32768), 1), ((64, 64), 1)],
-)
-@pytest.mark.parametrize("size", [(65, 80), (64, 80)])
-def test_some_sums_are_of_parts(size, depth, parts, monkeypatch):
-    (o, i), (rows, inner), taken = size, depth, []
-    parted = _kron_linear_gemm._parted
-    monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: taken.append(parts) or parted(t, parts))
-    g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
-    across = x.mT.contiguous().mT
-    wanted = torch.einsum("rok,rik->oi", g, x)
-    close(sum_of_products(g, x), wanted)
-    close(sum_of_products(g, across), wanted)
-    assert taken == ([parts] * 4 if parts > 1 and o > 64 else [])
-
-
 def test_no_state_is_kept_that_is_much_larger_than_another_order_leaves():
     grows = [make((256, 32), torch.float64), make((32, 256), torch.float64)]
     shrinks = [make((32, 64), torch.float64), make((64, 32), torch.float64)]
     assert _kron_linear_kept._count_of_first(make((7, 32 * 256), torch.float64), grows) == 0
     assert _kron_linear_kept._count_of_first(make((7, 64 * 32), torch.float64), shrinks) == 1
-
-
-@pytest.mark.parametrize("size", [8192, 1024])
-def test_large_gradients_are_not_added_up_of_parts(size):
-    g = torch.empty((4096, size, 1), dtype=torch.float64, device="meta")
-    with Largest() as largest:
-        assert sum_of_products(g, g).shape == (size, size)
-    assert largest.bytes == 8 * max(size**2, 4096 * size)
-
-
-@pytest.mark.parametrize(
-    ("rows", "inner", "are_added"), [(2, 5000, True), (4, 10_000, True), (4, 9999, False), (5, 12_500, False)]
-)
-@pytest.mark.parametrize("size", [(130, 3), (3, 130), (128, 3)])
-def test_few_long_sums_of_large_factors_are_added_up_row_after_row(size, rows, inner, are_added, monkeypatch):
-    (o, i), taken, added = size, [], _kron_linear_gemm._row_after_row
-    monkeypatch.setattr(_kron_linear_gemm, "_row_after_row", lambda g, x: taken.append(len(g)) or added(g, x))
-    g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
-    close(sum_of_products(g, x), torch.einsum("rok,rik->oi", g, x))
-    assert taken == ([rows] if are_added and max(size) > 128 else [])
-    several = torch.stack((g, -g))
-    close(torch.vmap(lambda g: sum_of_products(g, x))(several), torch.einsum("srok,rik->soi", several, x))
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import cuops
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, make
@@ -351,51 +350,3 @@ def test_tensors_on_a_gpu_that_is_not_current():
         assert second.device == on_second.device
         assert torch.equal(first.cpu(), second.cpu())
     assert_close(results[0][1], definition(on_second)[0], 3000)
-
-
-@pytest.mark.parametrize(
-    ("with_weight", "with_bias", "with_residual"), list(itertools.product([False, True], repeat=3))
-)
-def test_gradients(with_weight, with_bias, with_residual, device):
-    x = make((3, 5), torch.float64, device).requires_grad_()
-    others = [
-        make(shape, torch.float64, device, seed).requires_grad_() if wanted else None
-        for seed, (shape, wanted) in enumerate([((5,), with_weight), ((5,), with_bias), ((3, 5), with_residual)], 1)
-    ]
-
-    def call(x, weight, bias, residual):
-        return cuops.rms_norm(x, weight, bias, 1e-3, residual=residual, weight_offset=0.5, return_rstd=True)
-
-    assert torch.autograd.gradcheck(call, (x, *others))
-    assert torch.autograd.gradgradcheck(call, (x, *others))
-
-
-def normalized_again(x, weight, residual):
-    """What `cuops.rms_norm` returns, by PyTorch's own."""
-    h = x + residual
-    return F.rms_norm(h, weight.shape, weight, 1e-3), h
-
-
-def test_third_derivatives(device):
-    inputs = [make(shape, torch.float64, device, k).requires_grad_() for k, shape in enumerate(((2, 5), (5,), (2, 5)))]
-
-    def third(results):
-        value = sum(r.pow(3).sum() for r in results)
-        for _ in range(2):
-            value = sum(g.pow(2).sum() for g in torch.autograd.grad(value, inputs, create_graph=True))
-        return torch.autograd.grad(value, inputs)
-
-    x, weight, residual = inputs
-    got = third(cuops.rms_norm(x, weight, eps=1e-3, residual=residual))
-    torch.testing.assert_close(got, third(normalized_again(*inputs)), rtol=1e-9, atol=1e-9)
-
-
-def test_products_with_the_hessian(device):
-    x, weight, v = (make(shape, torch.float64, device, k) for k, shape in enumerate(((3, 5), (5,), (3, 5))))
-
-    def loss(x):
-        return cuops.rms_norm(x, weight, residual=2 * x)[0].pow(3).sum()
-
-    got, want = (product(loss, x, v)[1] for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp))
-    assert want.abs().min() > 0
-    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
