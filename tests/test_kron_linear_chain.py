@@ -258,7 +258,7 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
 @pytest.mark.parametrize(
     ("rows", "sizes", "nothing_between"),
     [
-        (10, [(40, 33), (36, 50)], True),
+        (40, [(40, 33), (36, 50)], True),
         (10, [(32, 200), (200, 32)], True),  # the first factor comes first, as in the last one
         (3, [(40, 33), (36, 50)], False),
         (3, [(6, 30), (5, 7)], False),
@@ -290,8 +290,11 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
     monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     assert (_kron_linear_kept.how(x, factors) is not None) == (len(sizes) == 2)
-    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(k, 1, False) for k in reversed(range(len(sizes)))])
-    monkeypatch.setattr(_kron_linear_kept, "_known", {})
+    gemms = [(k, 1, False) for k in range(len(sizes))]
+    for chain in (gemms, gemms[::-1]):
+        monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_, chain=chain: chain)
+        monkeypatch.setattr(_kron_linear_kept, "_known", {})
+        assert _kron_linear_kept.how(x, factors).states == 1
     y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert len(kept.states) == 1  # the last one, of where GEMMs go forward, too

@@ -16,63 +16,74 @@ constexpr double kBehindFibers = 3000;
 // kernels of KronAxesParams those that have more bytes of shared memory than these.
 constexpr double kBehindAny = 11500;
 constexpr unsigned kAlmostAll = 200 << 10;
-constexpr double kDepth = 7, kDepthF64 = 12;         // ns of an element of a sum, of a batch of small products
-constexpr int kAcross = 32, kLeastAcross = 16;       // rows of the second of two, from which on nothing is rearranged
-constexpr int kFew = 32;                             // columns beyond a factor's own, from which on products are batched
+// As _kron_linear_gemm.py has them: rows of the second of two factors, from which on nothing is rearranged, if the second one's
+// products of a column are more than these; columns beyond a factor's own, from which on products are a batch, and of fewer if
+// they, of at least so many rows and columns, are no more, and sums no longer; and what a batch of small products is.
+constexpr int kAcross = 26, kLeastAcross = 18, kFew = 32;
+constexpr double kFewOfColumn = 2 << 20, kTile = 48, kFewTerms = 512;
+constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
 constexpr double kMerge = 2500;                      // ns of a launch that multiplies two factors out
 constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
-constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
-// By which the fused kernels must be faster to be chosen: where their time is known well, in float32, and else.
-constexpr double kTunedMargin = 1.05, kMargin = 1.1;
-constexpr double kMixedMargin = 1.02;  // and chains of fused kernels and GEMMs
-constexpr double kGemmsMargin = 1.3;   // and GEMMs alone, of two factors or of larger ones than this
-constexpr int kLargeGemms = 64;
+// By which chains with fused kernels must be faster than GEMMs alone, and those that have both than fused kernels, to be chosen.
+constexpr double kMargin = 1.03, kMixedMargin = 1.05;
 
-// How _kron_linear_gemm.py has a factor by the vendor's matrix product: by one, by one and a copy that rearranges, or by a batch.
-enum Gemm { kOne, kCopied, kBatched };
+// How _kron_linear_gemm.py has a factor by the vendor's matrix product: by one, by a batch, or by one of small products; by one and
+// a copy that rearranges; and, in a chain with fused kernels, by one between two copies.
+enum Gemm { kOne, kBatched, kSmall, kCopied, kBetweenCopies };
 
-// What that takes, fitted to 13,000 of them on an H200 (2 to 128 rows and columns, 2^14 to 2^25 elements), within 15 to 30 %: ns;
-// ps of a vector of columns, for each row and column that it has, for itself, and for each product; ns of a matrix of a batch. Most
-// starts are 800 ns more than that: GEMMs do not start while what comes before them ends, as fused kernels do.
+// What that takes, fitted to 6,700 chains of GEMMs on an H100 (2 to 600 rows and columns, 2^9 to 2^26 elements), within 14 % for
+// two thirds of them, and made for the speed of an H200's memory: ns; ns of a term of the sum; ps of a vector of columns, for each
+// element of its and of the result, for itself, and for each product; ns of a matrix of a batch.
 struct GemmTimes {
-  double start, in, out, vector, product, matrix;
+  double start, depth, element, vector, product, matrix;
 };
 constexpr GemmTimes kGemmTimes[][6] = {
     // float32; float64 of multiples of 16, and other; 16 bits of rows in whole vectors, of an even number of elements, and other
-    {{6400, 1.39, 0.70, 33.9, 0.0427, 0},
-     {4200, 1.50, 2.42, 41.0, 0.0194, 0},
-     {4200, 1.15, 1.57, 83.1, 0.0305, 0},
-     {4500, 0.29, 0.34, 30.5, 0.0029, 0},
-     {4600, 0.07, 0.18, 68.0, 0.0193, 0},
-     {5600, 1.16, 0.49, 60.1, 0.0050, 0}},
-    {{8500, 1.20, 2.85, 38.6, 0.0523, 0},
-     {6700, 1.25, 6.83, 31.3, 0.0228, 0},
-     {7100, 1.45, 5.90, 72.5, 0.0240, 0},
-     {6900, 1.57, 1.44, 18.3, 0.0029, 0},
-     {7000, 0.55, 1.80, 65.0, 0.0055, 0},
-     {7300, 0.06, 1.57, 73.4, 0.0149, 0}},
-    {{5400, 1.51, 1.03, 27.0, 0.0471, 0.62},
-     {4400, 1.41, 2.03, 33.2, 0.0330, 0.43},
-     {4400, 1.50, 1.95, 66.0, 0.0420, 0.91},
-     {4400, 0.17, 0.92, 14.0, 0.0029, 3.78},
-     {4500, 0.80, 1.30, 25.5, 0.0085, 1.10},
-     {4800, 1.62, 0.98, 46.3, 0.0118, 1.52}},
+    {{4600, 12.8, 0.95, 0, 0.0414, 0},
+     {4300, 4.2, 0.89, 31.4, 0.0369, 0},
+     {4000, 8.6, 3.3, 0, 0.0372, 0},
+     {4200, 1.9, 0.07, 51.9, 0.0026, 0},
+     {4100, 7.2, 0.56, 58.4, 0.0088, 0},
+     {4800, 9.1, 0.7, 46.5, 0.0155, 0}},
+    {{3600, 18.3, 1.02, 0, 0.0451, 0.11},
+     {3600, 9, 1.91, 25.8, 0.0295, 2.36},
+     {4000, 10.7, 2.44, 0, 0.0474, 0.73},
+     {3700, 1.3, 0.24, 16.3, 0.0052, 3.48},
+     {3500, 8.2, 1.1, 4.9, 0.0074, 0.24},
+     {3700, 13.9, 0.83, 43, 0.017, 0.57}},
 };
-constexpr double kMeasured = 132;              // multiprocessors
-constexpr double kProductTf32 = 0.0054;        // ps
-constexpr double kHides = 256, kHidden = 0.4;  // rows and columns in 16 bits, from which the state comes meanwhile
+constexpr GemmTimes kSmallTimes = {4000, 9};
+constexpr double kMeasured = 132;  // multiprocessors
+constexpr double kLeast = 16;      // rows and columns, as fewer take as long
+// ps of a product as TF32, and of one of 16 bits in whole vectors, of factors from so many rows and columns on.
+constexpr double kProductTf32 = 0.0054, kProductLarge = 0.0024, kLarge = 256;
 
-// Up to how many products of a layer's only factor _kron_linear_gemm.py takes a batch.
+// Up to how many products of a factor without columns beyond it _kron_linear_gemm.py takes a batch.
 double few_alone(DType dtype) { return dtype == kFloat32 ? 3 << 20 : dtype == kFloat64 ? 3 << 19 : 1 << 20; }
 
-// Whether _kron_linear_gemm.py takes a batch of small products, one for each row. `alone`: whether the layer has no other factor.
-bool is_few(const KronProblem& problem, const KronSize& size, double rows, double columns, bool alone) {
+// Whether a batch of products of `columns` each, one for each row, is no slower than one product and a copy.
+bool is_in_batch(const KronSize& size, double rows, double columns) {
+  const double products = rows * std::max<double>(size.out, kTile) * std::max<double>(size.in, kTile);
+  return columns >= kFew || (size.in <= kFewTerms && products <= kFewOfColumn);
+}
+
+// How a chain of GEMMs has one of its factors.
+Gemm how_in_gemms(const KronProblem& problem, const KronSize& size, double rows, double columns) {
   const double elements = rows * columns * static_cast<double>(size.in);
-  const bool whole = size_of(problem.dtype) == 2 && size.in % 8 == 0 && size.out % 8 == 0;
-  return rows <= kFewRows && elements < kFewElements && elements * size.out <= (alone ? few_alone(problem.dtype) : kFewProducts) &&
-         !(alone && whole);
+  const bool one = columns == 1, whole = size_of(problem.dtype) == 2 && size.in % 8 == 0 && size.out % 8 == 0;
+  if (rows <= kFewRows && elements < kFewElements && elements * size.out <= (one ? few_alone(problem.dtype) : kFewProducts) &&
+      !(one && whole))
+    return kSmall;
+  return one ? kOne : is_in_batch(size, rows, columns) ? kBatched : kCopied;
+}
+
+// How a chain with fused kernels has its only factor.
+Gemm how_in_chain(const KronProblem& problem) {
+  const double rows = static_cast<double>(problem.rows), columns = static_cast<double>(problem.inner);
+  if (columns == 1) return how_in_gemms(problem, problem.sizes[0], rows, columns);
+  return is_in_batch(problem.sizes[0], rows, columns) ? kBatched : kBetweenCopies;
 }
 
 // Whether it has nothing to rearrange between two factors.
@@ -80,34 +91,38 @@ bool are_two(const KronProblem& problem) {
   if (problem.sizes.size() != 2 || problem.inner > 1 || problem.rows == 1) return false;
   const KronSize &first = problem.sizes[0], &second = problem.sizes[1];
   const int least = std::max(first.out, first.in) <= second.out ? kLeastAcross : kAcross;
-  return second.out >= least && !is_few(problem, second, static_cast<double>(problem.rows), first.in, false);
+  return second.out >= least && static_cast<double>(problem.rows) * first.in * second.out * second.in > kFewOfColumn;
 }
 
 // A factor through the vendor's matrix product.
-KronGroup plan_gemm(const KronProblem& problem, Gemm gemm, bool alone, const KronDevice& device) {
+KronGroup plan_gemm(const KronProblem& problem, Gemm gemm, const KronDevice& device) {
   KronGroup group(problem);
   const KronSize& size = problem.sizes[0];
   const double rows = static_cast<double>(problem.rows), vectors = rows * problem.inner, in = size.in, out = size.out;
-  const bool halves = size_of(problem.dtype) == 2;
-  const std::int64_t lengths = size.in | (gemm == kOne ? size.out : problem.inner);  // of rows: what all are multiples of
   group.bytes = vectors * (in + out) * size_of(problem.dtype);
   group.operations = 2 * vectors * in * out;
-  if (is_few(problem, size, rows, problem.inner, alone)) {
-    group.nanoseconds = 3300 + (problem.dtype == kFloat64 ? kDepthF64 : kDepth) * in;
+  if (gemm == kSmall) {
+    group.nanoseconds = kSmallTimes.start + kSmallTimes.depth * in;
     return group;
   }
-  const bool sixteens = (size.in | size.out) % 16 == 0 && (gemm == kOne || problem.inner % 2 == 0);
+  const bool one = gemm != kBatched;
+  const std::int64_t lengths = size.in | (one ? size.out : problem.inner);  // of rows: what all are multiples of
+  const bool sixteens = (size.in | size.out) % 16 == 0 && (one || problem.inner % 2 == 0);
   const int kind = problem.dtype == kFloat32   ? 0
                    : problem.dtype == kFloat64 ? (sixteens ? 1 : 2)
                    : lengths % 8 == 0          ? 3
                    : lengths % 2 == 0          ? 4
                                                : 5;
-  const GemmTimes& times = kGemmTimes[gemm][kind];
-  const double hidden = halves && std::min(in, out) >= kHides ? kHidden : 1;
-  const double product = hidden * (problem.tf32 ? kProductTf32 : times.product);
-  group.nanoseconds = times.start + (vectors * (times.in * in + times.out * out + times.vector + product * in * out) * 1e-3 +
-                                     (gemm == kBatched ? rows * times.matrix : 0)) *
-                                        kMeasured / device.multiprocessors;
+  const GemmTimes& times = kGemmTimes[one ? kOne : kBatched][kind];
+  const double product = problem.tf32                               ? kProductTf32
+                         : kind == 3 && std::min(in, out) >= kLarge ? std::min(kProductLarge, times.product)
+                                                                    : times.product;
+  const double i = std::max(in, kLeast), o = std::max(out, kLeast);
+  group.nanoseconds = times.start + times.depth * i +
+                      (vectors * (times.element * (i + o) + times.vector + product * i * o) * 1e-3 + rows * times.matrix) *
+                          kMeasured / device.multiprocessors;
+  const int copies = gemm == kBetweenCopies ? 2 : gemm == kCopied ? 1 : 0;
+  group.nanoseconds += copies * (kRearrange + group.bytes / 31 / device.multiprocessors);
   return group;
 }
 
@@ -159,14 +174,13 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
   for (int i = n - 1; i >= 0; --i) {
     for (int end = i + 1; end <= n; ++end) {
       const KronProblem part = part_of(problem, i, end);
-      const Gemm how = part.inner < kFew ? kOne : kBatched;
       std::vector<KronGroup> candidates = {plan_group(part, device)};
       const bool fused = candidates[0].fused;
       // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
       const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
                         (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
       if (end == i + 1) {
-        KronGroup gemm = plan_gemm(part, how, n == 1, device);
+        KronGroup gemm = plan_gemm(part, how_in_chain(part), device);
         candidates.push_back(std::move(gemm));
       }
       if (end == i + 2 && problem.dtype == kBFloat16) {
@@ -176,7 +190,7 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
         merged.sizes = {size};
         if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
             static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
-          KronGroup gemm = plan_gemm(merged, how, false, device);
+          KronGroup gemm = plan_gemm(merged, how_in_chain(merged), device);
           gemm.count = 2;
           gemm.nanoseconds += kMerge;
           candidates.push_back(std::move(gemm));
@@ -185,9 +199,6 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       for (KronGroup& group : candidates) {
         group.first = i;
         if (!group.fused && group.count == 1 && end == n) group.nanoseconds += kLaunch;  // as that of a fused kernel has it
-        // apply_along() rearranges the state before and after.
-        if (!group.fused && part.inner > 1 && part.inner < kFew)
-          group.nanoseconds += 2 * (kRearrange + group.bytes / 31 / device.multiprocessors);
       }
       for (bool mixes : {false, true}) {
         Chain& chain = best[mixes][i];
@@ -267,22 +278,15 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
     part.inner = 1;  // of what all other factors have made, or will take
     for (int k = 0; k < static_cast<int>(problem.sizes.size()); ++k)
       if (k != i) (two && k < i ? part.rows : part.inner) *= k < i ? problem.sizes[k].in : problem.sizes[k].out;
-    const Gemm how = part.inner == 1 ? kOne : part.inner < kFew && !two ? kCopied : kBatched;
-    gemms.groups.push_back(plan_gemm(part, how, problem.sizes.size() == 1, device));
+    const double rows = static_cast<double>(part.rows), inner = static_cast<double>(part.inner);
+    const Gemm how = two ? (i == 1 ? kOne : kBatched) : how_in_gemms(part, part.sizes[0], rows, inner);
+    gemms.groups.push_back(plan_gemm(part, how, device));
     gemms.groups.back().first = i;
     if (i == 0) gemms.groups.back().nanoseconds += kLaunch;  // as that of a fused kernel has it
     gemms.nanoseconds += gemms.groups.back().nanoseconds;
   }
-  const bool tuned =
-      std::all_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return !g.fused || !g.has<KronFwdParams>(); });
   if (mixed.nanoseconds * kMixedMargin < plain.nanoseconds) plain = std::move(mixed);
-  const bool large = problem.sizes.size() == 2 || std::all_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) {
-                       return std::min(s.out, s.in) > kLargeGemms;
-                     });
-  const bool gemms_alone =
-      std::none_of(plain.groups.begin(), plain.groups.end(), [](const KronGroup& g) { return g.fused || g.count > 1; });
-  const double margin = gemms_alone && large ? kGemmsMargin : tuned && size_of(problem.dtype) != 2 ? kTunedMargin : kMargin;
-  return plain.nanoseconds * margin < gemms.nanoseconds ? plain.groups : gemms.groups;
+  return plain.nanoseconds * kMargin < gemms.nanoseconds ? plain.groups : gemms.groups;
 }
 
 }  // namespace cuops

@@ -15,7 +15,7 @@ constexpr std::int64_t kMostResults = 1 << 20, kMostThreads = 1 << 18, kMostSamp
 struct Costs {
   double start, apart, beside;
 };
-constexpr Costs kCosts = {4400, 0.016, 0.0085}, kCostsF64 = {4550, 0.025, 0.009};
+constexpr Costs kCosts = {4400, 0.016, 0.0085}, kCostsF64 = {4550, 0.025, 0.0105};
 constexpr int kBesideLog = 2;
 // Of gradients: a launch, loads that wait for others, and a product; of how many at most, of few rows and of many.
 constexpr double kBwdStart = 4450, kBwdRound = 250, kBwdProduct = 0.006, kBwdMost = 1e5, kBwdMostOfMany = 1.6e5;

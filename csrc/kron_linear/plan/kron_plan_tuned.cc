@@ -17,7 +17,7 @@ constexpr double kWeight = 0.2;          // cycles, for an element of a factor
 constexpr double kOverhead = 1.45;       // of what surrounds the products
 constexpr double kOldCompiler = 1.35;    // times the arithmetic, in code of CUDA 11
 constexpr double kElement = 0.12;        // cycles, for an element of a tile; as much again for an outer axis
-constexpr double kTile = 3000;           // cycles
+constexpr double kTile = 3000;           // cycles, that blocks of a multiprocessor share in part but for pairs
 constexpr double kHidden = 0.3,
                  kExposed = 0.8;  // of the shorter of memory and arithmetic, with and without another tile to turn to
 
@@ -125,9 +125,9 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   const double products = pairs ? 3 : 1, elements = 1.0 * p.samples * in;
   const double active = std::min<double>(blocks, device.multiprocessors), together = blocks / active;
   const double busy = std::max(1.0, (pairs ? 8 : 16) / (choice.warps * together));  // few warps do not fill the tensor cores
-  const double compute =
-      ((own + later) * products * kMmaCycles * busy * kOverhead + elements * kElement * ((pairs ? 1 : 1.7) + has_outer) + kTile) *
-      (device.cuda < 120 ? kOldCompiler : 1);
+  const double compute = ((own + later) * products * kMmaCycles * busy * kOverhead +
+                          elements * kElement * ((pairs ? 1 : 1.7) + has_outer) + kTile / (pairs ? 1 : std::sqrt(together))) *
+                         (device.cuda < 120 ? kOldCompiler : 1);
   const double share = std::min(kMostBytesACycle, kBytesACycle * device.multiprocessors / active);
   const double memory = 1.0 * p.samples * (in + out) * element / share;
   const double waves = std::ceil(static_cast<double>(p.tiles) / active);

@@ -20,7 +20,8 @@ FEW, FEW_BACK = 32, 24
 # by an element's bytes; elements, and rows.
 FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 << 15, 1024
 # With fewer columns than FEW, too: up to which products of a column of all rows, of a factor of at least TILE rows and
-# columns, as one of fewer takes as long; and up to how many terms of a sum, which a batch does not divide.
+# columns, as one of fewer takes as long; and up to how many terms of a sum, which a batch does not divide. Of two
+# factors, so many products of the second one are faster as a batch as well.
 FEW_OF_COLUMN, TILE, FEW_TERMS = 1 << 21, 48, 512
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
@@ -36,7 +37,7 @@ WIDE_TERMS, WIDE_PARTS = range(1 << 12, 9216 + 1), 16
 # Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
 SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
 # Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
-ACROSS, LEAST_ACROSS = 32, 16
+ACROSS, LEAST_ACROSS = 26, 18
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
@@ -96,10 +97,10 @@ def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None
     (o, i), rows = w.shape, state.shape[0]
     if inner == 1:
         if bias is None or bias.shape[0] == o:
-            return torch.nn.functional.linear(state, w, bias)
-        return (state @ w.mT).reshape(-1, bias.shape[0]) + bias
+            return _apply_factor(state, w, bias)
+        return _apply_factor(state, w).reshape(-1, bias.shape[0]) + bias
     state = state.reshape(rows, i, inner)
-    if inner >= FEW:
+    if _is_in_batch(rows, w, inner):
         return torch.bmm(w.expand(rows, o, i), state).reshape(rows, o * inner)
     return (state.mT.reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o).mT.reshape(rows, o * inner)
 
@@ -133,7 +134,7 @@ def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
         return False
     first, second = factors
     least = LEAST_ACROSS if max(first.shape) <= second.shape[0] else ACROSS
-    return second.shape[0] >= least and not _is_small(state, second, first.shape[1])
+    return second.shape[0] >= least and state.shape[0] * first.shape[1] * second.numel() > FEW_OF_COLUMN
 
 
 def _apply_two(

@@ -129,15 +129,17 @@ def _by_groups(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts:
 def _count_of_gemms(x: Tensor, factors: Sequence[Tensor]) -> int:
     """How many of the last states to keep where a chain of GEMMs goes back, which would find each by a product again.
 
-    Some of them only where one goes forward, too; so in 16 bits and TF32, where else y would depend on whether it has a
-    gradient.
+    Some of them only where GEMMs go forward, too; any in 16 bits and TF32 only where a chain of them does, as else y
+    would depend on whether it has a gradient.
     """
     if way(x, factors) is not by_chain:
         return 0
     between = elements_of_chain(factors)[1:-1]
     count = _how_many(x, between)
-    as_forward = x.element_size() == 2 or tf32_allowed(x) or count < len(between)
-    return 0 if as_forward and not are_gemms(plan_of(x, factors, 1)) else count
+    groups = plan_of(x, factors, 1)
+    if x.element_size() == 2 or tf32_allowed(x):
+        return count if are_gemms(groups) else 0
+    return 0 if count < len(between) and any(is_fused for *_, is_fused in groups) else count
 
 
 def _by_gemms(
