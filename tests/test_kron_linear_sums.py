@@ -57,3 +57,15 @@ def test_a_sum_along_one_axis_is_one_product(rows, inner):
     close(dw, torch.einsum("rok,rik->oi", g, x))
     assert list(counter.get_flop_counts()["Global"]) == [torch.ops.aten.mm]
     assert largest.bytes == 8 * max(30 * 40, 40 * rows * inner)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "inner", "is_one"),
+    [(8, 5, 2500, True), (8, 64, 2500, True), (8, 5, 2499, False), (401, 5, 2500, False), (8, 65, 2500, False)],
+)
+def test_a_batch_does_not_add_up_long_sums_of_small_gradients(rows, size, inner, is_one):
+    g, x = make((rows, size, inner), torch.float64, seed=1), make((rows, 5, inner), torch.float64, seed=2)
+    with FlopCounterMode(display=False) as counter:
+        dw = sum_of_products(g, x)
+    close(dw, torch.einsum("rok,rik->oi", g, x))
+    assert list(counter.get_flop_counts()["Global"]) == [torch.ops.aten.mm if is_one else torch.ops.aten.bmm]

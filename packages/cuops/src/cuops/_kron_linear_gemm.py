@@ -26,6 +26,9 @@ FEW_OF_COLUMN, TILE, FEW_TERMS = 1 << 21, 48, 512
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
 PART, MANY_PARTS, SHORT = 64, {2: 24, 4: 64, 8: 8}, {2: 1536, 4: 256, 8: 512}
+# But of gradients of one part, one GEMM is, as it divides long sums: from how many terms of a row's sum on, up to how
+# many rows.
+LONG, ROWS_OF_LONG = {2: 1024, 4: 512, 8: 2500}, {2: 70, 4: 150, 8: 400}
 # Rows or columns of a gradient, of more than which a batched GEMM always is. Then of few rows with long sums, each is
 # added by a GEMM of its own: of up to how many, and for each of them from how many terms of a row's sum on.
 LARGE, ROWS_ADDED, TERMS_ADDED = 128, {2: 2, 4: 8, 8: 4}, {2: 8192, 4: 1250, 8: 2500}
@@ -208,7 +211,8 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner >= rows * TERMS_ADDED[width]
     if large and few_long and not is_batched(g):  # for which there is no rule to add in place
         return _row_after_row(g, x)
-    many = large or rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width] or inner <= SHORT[width]
+    long = max(o, i) <= PART and inner >= LONG[width] and rows <= ROWS_OF_LONG[width]
+    many = large or (not long and rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width]) or inner <= SHORT[width]
     few = rows <= (SHORT_ROWS_TINY if min(o, i) < TINY else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
     # Where a product a row is no larger than x, or small; one of a single column is a GEMM without copies.
     if inner > 1 and many and (few if inner < FEW_BACK else o <= inner):
