@@ -26,8 +26,9 @@ constexpr double kMerge = 2500;                      // ns of a launch that mult
 constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
-// By which chains with fused kernels must be faster than GEMMs alone, and those that have both than fused kernels, to be chosen.
-constexpr double kMargin = 1.03, kMixedMargin = 1.05;
+// By which a chain of groups must be faster than one of GEMMs, the last factor first, and one of both than fused kernels, to be
+// chosen.
+constexpr double kMargin = 1.05;
 
 // How _kron_linear_gemm.py has a factor by the vendor's matrix product: by one, by a batch, or by one of small products; by one and
 // a copy that rearranges; and, in a chain with fused kernels, by one between two copies.
@@ -285,7 +286,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
     if (i == 0) gemms.groups.back().nanoseconds += kLaunch;  // as that of a fused kernel has it
     gemms.nanoseconds += gemms.groups.back().nanoseconds;
   }
-  if (mixed.nanoseconds * kMixedMargin < plain.nanoseconds) plain = std::move(mixed);
+  if (mixed.nanoseconds * kMargin < plain.nanoseconds) plain = std::move(mixed);
   return plain.nanoseconds * kMargin < gemms.nanoseconds ? plain.groups : gemms.groups;
 }
 
