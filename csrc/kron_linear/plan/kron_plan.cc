@@ -21,7 +21,8 @@ constexpr unsigned kAlmostAll = 200 << 10;
 // they, of at least so many rows and columns, are no more, and sums no longer; and what a batch of small products is.
 constexpr int kAcross = 26, kLeastAcross = 18, kFew = 32;
 constexpr double kFewOfColumn = 2 << 20, kTile = 48, kFewTerms = 512;
-constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15, kFewRows = 1024;
+constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15;
+constexpr std::int64_t kFewRows = 1024;
 constexpr double kMerge = 2500;                      // ns of a launch that multiplies two factors out
 constexpr double kRearrange = 1500;                  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
@@ -34,7 +35,7 @@ constexpr double kMargin = 1.05;
 // a copy that rearranges; and, in a chain with fused kernels, by one between two copies.
 enum Gemm { kOne, kBatched, kSmall, kCopied, kBetweenCopies };
 
-// What that takes, fitted to 6,700 chains of GEMMs on an H100 (2 to 600 rows and columns, 2^9 to 2^26 elements), within 14 % for
+// What that takes, fitted to 6,700 chains of GEMMs on an H100 (2 to 600 rows and columns, 2^9 to 2^26 elements), within 15 % for
 // two thirds of them, and made for the speed of an H200's memory: ns; ns of a term of the sum; ps of a vector of columns, for each
 // element of its and of the result, for itself, and for each product; ns of a matrix of a batch.
 struct GemmTimes {
@@ -64,27 +65,28 @@ constexpr double kProductTf32 = 0.0054, kProductLarge = 0.0024, kLarge = 256;
 // Up to how many products of a factor without columns beyond it _kron_linear_gemm.py takes a batch.
 double few_alone(DType dtype) { return dtype == kFloat32 ? 3 << 20 : dtype == kFloat64 ? 3 << 19 : 1 << 20; }
 
-// Whether a batch of products of `columns` each, one for each row, is no slower than one product and a copy.
-bool is_in_batch(const KronSize& size, double rows, double columns) {
-  const double products = rows * std::max<double>(size.out, kTile) * std::max<double>(size.in, kTile);
-  return columns >= kFew || (size.in <= kFewTerms && products <= kFewOfColumn);
+// Whether a batch of products of a factor, one for each row, is no slower than one product and a copy.
+bool is_in_batch(const KronProblem& problem) {
+  const KronSize& size = problem.sizes[0];
+  const double products = static_cast<double>(problem.rows) * std::max<double>(size.out, kTile) * std::max<double>(size.in, kTile);
+  return problem.inner >= kFew || (size.in <= kFewTerms && products <= kFewOfColumn);
 }
 
 // How a chain of GEMMs has one of its factors.
-Gemm how_in_gemms(const KronProblem& problem, const KronSize& size, double rows, double columns) {
-  const double elements = rows * columns * static_cast<double>(size.in);
-  const bool one = columns == 1, whole = size_of(problem.dtype) == 2 && size.in % 8 == 0 && size.out % 8 == 0;
-  if (rows <= kFewRows && elements < kFewElements && elements * size.out <= (one ? few_alone(problem.dtype) : kFewProducts) &&
-      !(one && whole))
+Gemm how_in_gemms(const KronProblem& problem) {
+  const KronSize& size = problem.sizes[0];
+  const double elements = static_cast<double>(problem.rows) * problem.inner * size.in;
+  const bool one = problem.inner == 1, whole = size_of(problem.dtype) == 2 && size.in % 8 == 0 && size.out % 8 == 0;
+  if (problem.rows <= kFewRows && elements < kFewElements &&
+      elements * size.out <= (one ? few_alone(problem.dtype) : kFewProducts) && !(one && whole))
     return kSmall;
-  return one ? kOne : is_in_batch(size, rows, columns) ? kBatched : kCopied;
+  return one ? kOne : is_in_batch(problem) ? kBatched : kCopied;
 }
 
-// How a chain with fused kernels has its only factor.
+// How a chain with fused kernels has one: nothing comes out transposed there.
 Gemm how_in_chain(const KronProblem& problem) {
-  const double rows = static_cast<double>(problem.rows), columns = static_cast<double>(problem.inner);
-  if (columns == 1) return how_in_gemms(problem, problem.sizes[0], rows, columns);
-  return is_in_batch(problem.sizes[0], rows, columns) ? kBatched : kBetweenCopies;
+  if (problem.inner == 1) return how_in_gemms(problem);
+  return is_in_batch(problem) ? kBatched : kBetweenCopies;
 }
 
 // Whether it has nothing to rearrange between two factors.
@@ -180,10 +182,7 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       // The vendor's float64 products are often faster than the general kernel for one factor with columns beyond it.
       const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
                         (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
-      if (end == i + 1) {
-        KronGroup gemm = plan_gemm(part, how_in_chain(part), device);
-        candidates.push_back(std::move(gemm));
-      }
+      if (end == i + 1) candidates.push_back(plan_gemm(part, how_in_chain(part), device));
       if (end == i + 2 && problem.dtype == kBFloat16) {
         // One product with both takes less than two passes over memory. Of float16, products of elements may leave its range.
         KronProblem merged = part;
@@ -279,8 +278,7 @@ std::vector<KronGroup> plan_chain(const KronProblem& problem, const KronDevice& 
     part.inner = 1;  // of what all other factors have made, or will take
     for (int k = 0; k < static_cast<int>(problem.sizes.size()); ++k)
       if (k != i) (two && k < i ? part.rows : part.inner) *= k < i ? problem.sizes[k].in : problem.sizes[k].out;
-    const double rows = static_cast<double>(part.rows), inner = static_cast<double>(part.inner);
-    const Gemm how = two ? (i == 1 ? kOne : kBatched) : how_in_gemms(part, part.sizes[0], rows, inner);
+    const Gemm how = two ? (i == 1 ? kOne : kBatched) : how_in_gemms(part);
     gemms.groups.push_back(plan_gemm(part, how, device));
     gemms.groups.back().first = i;
     if (i == 0) gemms.groups.back().nanoseconds += kLaunch;  // as that of a fused kernel has it

@@ -26,9 +26,9 @@ FEW_OF_COLUMN, TILE, FEW_TERMS = 1 << 21, 48, 512
 # Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
 # and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
 PART, MANY_PARTS, SHORT = 64, {2: 24, 4: 64, 8: 8}, {2: 1536, 4: 256, 8: 512}
-# But of gradients of one part, one GEMM is, as it divides long sums: from how many terms of a row's sum on, up to how
-# many rows.
-LONG, ROWS_OF_LONG = {2: 1024, 4: 512, 8: 2500}, {2: 70, 4: 150, 8: 400}
+# But of gradients of one part, one GEMM is, as it divides long sums: from how many terms of a row's sum on, more than
+# SHORT, up to how many rows.
+LONG, ROWS_OF_LONG = {2: 1537, 4: 512, 8: 2500}, {2: 70, 4: 150, 8: 400}
 # Rows or columns of a gradient, of more than which a batched GEMM always is. Then of few rows with long sums, each is
 # added by a GEMM of its own: of up to how many, and for each of them from how many terms of a row's sum on.
 LARGE, ROWS_ADDED, TERMS_ADDED = 128, {2: 2, 4: 8, 8: 4}, {2: 8192, 4: 1250, 8: 2500}
