@@ -60,6 +60,23 @@ __device__ void back_small(const KronFibersStep& step, const Acc* weights, const
   });
 }
 
+// Whether the factor was small enough for that.
+template <class Acc>
+__device__ bool back_small(const KronFibersStep& step, const Acc* weights, const Acc* g, Acc* x, int fibers, Acc* sums, bool wanted,
+                           bool goes_on) {
+  switch (step.transposed.size) {
+    case 2: back_small<Acc, 2>(step, weights, g, x, fibers, sums, wanted, goes_on); return true;
+    case 3: back_small<Acc, 3>(step, weights, g, x, fibers, sums, wanted, goes_on); return true;
+    case 4: back_small<Acc, 4>(step, weights, g, x, fibers, sums, wanted, goes_on); return true;
+    case 6:
+      if constexpr (sizeof(Acc) == 4) {
+        back_small<Acc, 6>(step, weights, g, x, fibers, sums, wanted, goes_on);
+        return true;
+      }
+  }
+  return false;
+}
+
 // Adds to a warp's sums those over its fibers of g times x, in blocks of kBlock x kBlock a lane.
 template <class Acc, int kBlock>
 __device__ void add_products(const KronFibersStep& axis, const Acc* g, const Acc* x, int fibers, Acc* sums) {
@@ -121,6 +138,15 @@ __device__ void add_products(const KronFibersStep& axis, const Acc* g, const Acc
 }
 
 template <class Acc>
+__device__ void add_products(const KronFibersStep& axis, const Acc* g, const Acc* x, int fibers, Acc* sums) {
+  if (max(axis.out, axis.in) == 9) {
+    add_products<Acc, 3>(axis, g, x, fibers, sums);
+  } else {
+    add_products<Acc, 4>(axis, g, x, fibers, sums);
+  }
+}
+
+template <class Acc>
 __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
   const KronFibersChain& chain = p.chain;
   Acc* const shared = shared_at<Acc>(0);
@@ -160,36 +186,18 @@ __device__ void kron_fibers_bwd(const KronFibersBwdParams& p) {
       const int fibers = tile.samples * step.fibers;
       Acc* const state = shared + step.state;
       __syncthreads();
-      if (!back) {
-        multiply_axis<Acc>({step, false}, shared, state, shared + chain.step[s + 1].state, fibers);
-        continue;
+      bool goes_on = true, is_done = false;
+      if (back) {
+        const bool wanted = p.wanted >> s & 1;
+        goes_on = p.dx.rows.data != nullptr || (p.wanted & ((1 << s) - 1)) != 0;
+        is_done = back_small(step, shared, g, state, fibers, mine + step.sums, wanted, goes_on);
+        if (!is_done && wanted) add_products(step, g, state, fibers, mine + step.sums);
+        if (!goes_on) break;
+        if (!is_done) __syncthreads();
       }
-      const bool wanted = p.wanted >> s & 1, goes_on = p.dx.rows.data != nullptr || (p.wanted & ((1 << s) - 1)) != 0;
-      Acc* const sums = mine + step.sums;
-      switch (step.transposed.size) {
-        case 2: back_small<Acc, 2>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
-        case 3: back_small<Acc, 3>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
-        case 4: back_small<Acc, 4>(step, shared, g, state, fibers, sums, wanted, goes_on); break;
-        case 6:
-          if constexpr (sizeof(Acc) == 4) {
-            back_small<Acc, 6>(step, shared, g, state, fibers, sums, wanted, goes_on);
-            break;
-          }
-          [[fallthrough]];
-        default:
-          if (wanted) {
-            if (max(step.out, step.in) == 9) {
-              add_products<Acc, 3>(step, g, state, fibers, sums);
-            } else {
-              add_products<Acc, 4>(step, g, state, fibers, sums);
-            }
-          }
-          if (!goes_on) break;
-          __syncthreads();
-          multiply_axis<Acc>({step, true}, shared, g, state, fibers);
-      }
-      if (!goes_on) break;
-      g = state;
+      if (!is_done)
+        multiply_axis<Acc>({step, back}, shared, back ? g : state, back ? state : shared + chain.step[s + 1].state, fibers);
+      if (back) g = state;
     }
     __syncthreads();
     if (p.dx.rows.data) store_samples(chain, p.dx, tile, g);
