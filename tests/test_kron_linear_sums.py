@@ -69,3 +69,19 @@ def test_a_batch_does_not_add_up_long_sums_of_small_gradients(rows, size, inner,
         dw = sum_of_products(g, x)
     close(dw, torch.einsum("rok,rik->oi", g, x))
     assert list(counter.get_flop_counts()["Global"]) == [torch.ops.aten.mm if is_one else torch.ops.aten.bmm]
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "in_turns"), [(34, 120, True), (34, 119, False), (24, 120, False), (34, 180, False)]
+)
+def test_batches_of_large_gradients_take_turns_in_no_more_memory_than_x(rows, inner, in_turns, monkeypatch):
+    taken, turned = [], _kron_linear_gemm._in_turns
+    monkeypatch.setattr(_kron_linear_gemm, "_in_turns", lambda g, x, n: taken.append(n) or turned(g, x, n))
+    g, x = make((rows, 180, inner), torch.float64, seed=1), make((rows, 200, inner), torch.float64, seed=2)
+    with Largest() as largest:
+        dw = sum_of_products(g, x)
+    close(dw, torch.einsum("rok,rik->oi", g, x))
+    assert taken == ([2] if in_turns else [])
+    assert largest.bytes <= x.nbytes
+    several = torch.stack((g, -g))
+    close(torch.vmap(lambda g: sum_of_products(g, x))(several), torch.einsum("srok,rik->soi", several, x))

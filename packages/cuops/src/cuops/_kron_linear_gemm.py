@@ -39,6 +39,9 @@ TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 <<
 WIDE_TERMS, WIDE_PARTS = range(1 << 12, 9216 + 1), 16
 # Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
 SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
+# Where batches in the room of x, one after the other, are faster than two rearranging copies: up to how many rows of a
+# gradient for two terms of a row's sum, by an element's bytes; from how many bytes on.
+IN_TURNS, BYTES_IN_TURNS = {2: 5, 4: 5, 8: 3}, 1 << 22
 # Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
 ACROSS, LEAST_ACROSS = 26, 18
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
@@ -200,6 +203,12 @@ def _row_after_row(g: Tensor, x: Tensor) -> Tensor:
     return dw
 
 
+def _in_turns(g: Tensor, x: Tensor, turns: int) -> Tensor:
+    """`sum_of_products` by batches of products, one batch after the other."""
+    batches = zip(g.chunk(turns), x.chunk(turns), strict=True)
+    return torch.stack([torch.bmm(a, b.mT).sum(0) for a, b in batches]).sum(0)
+
+
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
@@ -217,6 +226,9 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     # Where a product a row is no larger than x, or small; one of a single column is a GEMM without copies.
     if inner > 1 and many and (few if inner < FEW_BACK else o <= inner):
         return torch.bmm(g, x.mT).sum(0)
+    in_turns = isinstance(rows, int) and 2 * o <= IN_TURNS[width] * inner and g.nbytes >= BYTES_IN_TURNS
+    if many and inner >= FEW_BACK and in_turns:
+        return _in_turns(g, x, -(-o // inner))
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
 
 
