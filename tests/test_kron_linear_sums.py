@@ -85,3 +85,15 @@ def test_batches_of_large_gradients_take_turns_in_no_more_memory_than_x(rows, in
     assert largest.bytes <= x.nbytes
     several = torch.stack((g, -g))
     close(torch.vmap(lambda g: sum_of_products(g, x))(several), torch.einsum("srok,rik->soi", several, x))
+
+
+@pytest.mark.parametrize(("rows", "o", "inner", "turns"), [(6, 1000, 500, 2), (3, 1200, 600, 0), (2, 1800, 800, 0)])
+def test_turns_of_few_rows_take_no_more_memory_than_x(rows, o, inner, turns, monkeypatch):
+    taken, turned = [], _kron_linear_gemm._in_turns
+    monkeypatch.setattr(_kron_linear_gemm, "_in_turns", lambda g, x, n: taken.append(n) or turned(g, x, n))
+    g = make((rows, o, inner), torch.float32, seed=1)
+    with Largest() as largest:
+        dw = sum_of_products(g, g)
+    torch.testing.assert_close(dw, torch.einsum("rok,rik->oi", g, g), rtol=1e-4, atol=1e-2)
+    assert taken == ([turns] if turns else [])
+    assert largest.bytes <= max(g.nbytes, dw.nbytes)

@@ -227,8 +227,9 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     if inner > 1 and many and (few if inner < FEW_BACK else o <= inner):
         return torch.bmm(g, x.mT).sum(0)
     in_turns = isinstance(rows, int) and 2 * o <= IN_TURNS[width] * inner and g.nbytes >= BYTES_IN_TURNS
-    if many and inner >= FEW_BACK and in_turns:
-        return _in_turns(g, x, -(-o // inner))
+    # So many products have room where x has, and so have the sums of all batches.
+    if many and inner >= FEW_BACK and in_turns and (fit := rows * inner // o) ** 2 >= rows:
+        return _in_turns(g, x, -(-rows // fit))
     return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
 
 
