@@ -20,7 +20,7 @@ from ._kron_linear_fibers_bwd import (
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place
-from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of
+from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, swapped
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
@@ -284,9 +284,9 @@ def _backward_along(
         dx = apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None
         return dx, [factor_gradient(grads, states)]
     # Rearranged, so that nothing is beyond them.
-    flat = grads.mT.reshape(-1, grads.shape[1]), states.mT.reshape(-1, states.shape[1])
+    flat = swapped(grads).reshape(-1, grads.shape[1]), swapped(states).reshape(-1, states.shape[1])
     dx, dfactors = fused_backward(*flat, factors, needs_x, needs_factors)
-    return None if dx is None else dx.reshape(rows, inner, -1).mT.reshape(rows, -1), dfactors
+    return None if dx is None else swapped(dx.reshape(rows, inner, -1)).reshape(rows, -1), dfactors
 
 
 def _backward_of_product(

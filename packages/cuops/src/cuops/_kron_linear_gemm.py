@@ -9,41 +9,37 @@ from collections.abc import Callable, MutableSequence, Sequence
 import torch
 from torch import Tensor
 
-from ._transforms import is_batched
+from . import _backend
+from ._transforms import PLAIN, is_batched
 from .reference import elements_between
 
 Gradient = Callable[[Tensor, Tensor], Tensor]
 
-# Columns, for fewer than which a batched GEMM may be slower than one GEMM and a rearranging copy: forward, and back.
-FEW, FEW_BACK = 32, 24
-# Up to which a batch of small products is faster than one GEMM: products, those of a factor without columns beyond it,
-# by an element's bytes; elements, and rows.
-FEW_PRODUCTS, FEW_ALONE, FEW_ELEMENTS, FEW_ROWS = 3 << 19, {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 << 15, 1024
-# With fewer columns than FEW, too: up to which products of a column of all rows, of a factor of at least TILE rows and
-# columns, as one of fewer takes as long; and up to how many terms of a sum, which a batch does not divide. Of two
-# factors, so many products of the second one are faster as a batch as well.
-FEW_OF_COLUMN, TILE, FEW_TERMS = 1 << 21, 48, 512
-# Parts of gradients, of so many rows and columns each, from how many on a batched GEMM of them is faster than one GEMM
-# and a rearranging copy; of fewer, up to which terms of a sum, by an element's bytes.
-PART, MANY_PARTS, SHORT = 64, {2: 24, 4: 64, 8: 8}, {2: 1536, 4: 256, 8: 512}
-# But of gradients of one part, one GEMM is, as it divides long sums: from how many terms of a row's sum on, more than
-# SHORT, up to how many rows.
-LONG, ROWS_OF_LONG = {2: 1537, 4: 512, 8: 2500}, {2: 70, 4: 150, 8: 400}
-# Rows or columns of a gradient, of more than which a batched GEMM always is. Then of few rows with long sums, each is
-# added by a GEMM of its own: of up to how many, and for each of them from how many terms of a row's sum on.
-LARGE, ROWS_ADDED, TERMS_ADDED = 128, {2: 2, 4: 8, 8: 4}, {2: 8192, 4: 1250, 8: 2500}
+# What a batch of products takes beside one GEMM, and copies beside a batch, as bytes that are moved, fitted to 1300
+# problems a dtype on an H100. By an element's bytes: for each tile of results, of TILE rows and columns; for a product
+# of columns that are missing to a multiple of STRIP; for a byte of 16-bit operands whose rows are no whole vectors;
+# for a launch.
+TILE, OF_TILE, STRIP, MISSING, UNALIGNED, LAUNCH = 64, {2: 300, 4: 800, 8: 1900}, 32, 0.07, 0.45, 1.5e6
+# A factor's gradient, likewise: for each tile of a row's product; for a byte of these, which are then added up; for a
+# term of a row's sum, one of which comes after the other; for a byte that PyTorch copies.
+OF_TILE_ADDED, ADDED, TERM, BY_TORCH = {2: 2000, 4: 1200, 8: 2000}, 1.0, {2: 1e4, 4: 2e4, 8: 4e3}, 2.0
+ROOM = 3 << 19  # elements of these products, which otherwise are no more than those of x or of dy
+# Up to which a batch of small products, of a factor without columns beyond it, is faster than one GEMM: products, by an
+# element's bytes; elements, and rows.
+FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 << 15, 1024
+# Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
+# round each; and from how many bytes of a row of both operands on.
+ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
 # Rows or columns of a gradient, of fewer than which one GEMM does not divide the sum among multiprocessors: up to how
 # many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
 TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
-# Terms of a float64 sum, of how many one GEMM for a gradient between PART and LARGE divides them badly; and parts then.
-WIDE_TERMS, WIDE_PARTS = range(1 << 12, 9216 + 1), 16
-# Products a row that are worth it for sums of fewer terms than FEW_BACK: rows, those of tiny gradients, and elements.
-SHORT_ROWS, SHORT_ROWS_TINY, SHORT_ELEMENTS = 100, 1024, 3 << 19
-# Where batches in the room of x, one after the other, are faster than two rearranging copies: up to how many rows of a
-# gradient for two terms of a row's sum, by an element's bytes; from how many bytes on.
-IN_TURNS, BYTES_IN_TURNS = {2: 5, 4: 5, 8: 3}, 1 << 22
-# Rows of the second of two factors, from how many on nothing is rearranged between these: after a larger one, and else.
-ACROSS, LEAST_ACROSS = 26, 18
+# Rows and columns of a gradient, and terms of its float64 sum, that one GEMM divides badly; and how many parts then.
+WIDE, WIDE_TERMS, WIDE_PARTS = range(65, 128 + 1), range(1 << 12, 9216 + 1), 16
+# Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
+# many on else nothing is rearranged between these: after a larger one, and else.
+MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
+# The least rows and columns of matrices that the library transposes faster than PyTorch, by an element's bytes.
+LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
@@ -60,39 +56,71 @@ def product_of(factors: Sequence[Tensor]) -> Tensor:
     return functools.reduce(torch.kron, [w.reshape(-1).view(w.shape) for w in factors])
 
 
-def _is_small(state: Tensor, w: Tensor, rest: int) -> bool:
-    """Whether the library's GEMM is slower than a batch of a product a row, as measured."""
-    products = state.shape[0] * rest * w.numel()
-    few = (
-        state.shape[0] <= FEW_ROWS
-        and state.numel() < FEW_ELEMENTS
-        and products <= (FEW_PRODUCTS if rest > 1 else FEW_ALONE[w.element_size()])
-    )
-    return few and (rest > 1 or w.element_size() > 2 or w.shape[0] % 8 != 0 or w.shape[1] % 8 != 0)
+def is_swapped(t: Tensor) -> bool:
+    """Whether the library copies the transposes of t, (n, a, b): faster than PyTorch, which does the narrow ones."""
+    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not is_batched(t)
+    if not is_plain or t.shape[0] == 1 or min(t.shape[1:]) < LEAST_SWAPPED[t.element_size()]:
+        return False
+    return t.is_contiguous() and not t.mT.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
 
 
-def _is_in_batch(rows: int, w: Tensor, rest: int) -> bool:
-    """Whether a batch of products, of `rest` columns each, is faster than one GEMM and a rearranging copy."""
-    products = rows * max(w.shape[0], TILE) * max(w.shape[1], TILE)
-    return rest >= FEW or (w.shape[1] <= FEW_TERMS and products <= FEW_OF_COLUMN)
+def swapped(t: Tensor) -> Tensor:
+    """t.mT, of (n, a, b), to be reshaped to one matrix: without gaps where `is_swapped`."""
+    if not is_swapped(t):
+        return t.mT
+    y = t.new_empty(t.shape[0], t.shape[2], t.shape[1])
+    _backend.library().kron_linear_transpose(y, t)
+    return y
+
+
+def _is_small(state: Tensor, w: Tensor) -> bool:
+    """Whether the library's GEMM is slower than a batch of a product a row, of a factor without columns beyond it."""
+    few = state.shape[0] <= FEW_ROWS and state.numel() < FEW_ELEMENTS
+    odd = w.element_size() > 2 or w.shape[0] % 8 != 0 or w.shape[1] % 8 != 0
+    return few and odd and state.shape[0] * w.numel() <= FEW_PRODUCTS[w.element_size()]
+
+
+def _tiles(o: int, i: int) -> int:
+    return -(-o // TILE) * -(-i // TILE)
+
+
+def _unaligned(size: int, width: int) -> float:
+    return UNALIGNED * width if width == 2 and size % 8 else 0.0
+
+
+def _is_in_batch(rows: int, w: Tensor, rest: int, copied: int, launches: int = 2) -> bool:
+    """Whether a batch of products, of `rest` columns each, is faster than one GEMM and copies of so many elements."""
+    (o, i), width = w.shape, w.element_size()
+    cost = OF_TILE[width] * _tiles(o, rest) + MISSING * (-rest % STRIP) * max(o, STRIP) * i
+    cost += _unaligned(rest, width) * rest * (o + i)
+    return rows * cost <= copied * width + launches * LAUNCH
 
 
 def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """One factor on the last dimension inside `state`, (rows, ... i), which becomes the first: (rows, o ...).
 
-    The transposed product comes out of the batched GEMM in this order, so nothing is ever rearranged.
+    The transposed product comes out of the batched GEMM in this order, or is copied so.
     """
     o, i = w.shape
     rows, rest = state.shape[0], state.shape[1] // i
-    small = _is_small(state, w, rest)
-    if rest == 1 and not small:
+    if rest == 1 and not _is_small(state, w):
         return torch.nn.functional.linear(state, w, bias)
     bias = None if bias is None else bias.reshape(o, rest)
-    if not small and not _is_in_batch(rows, w, rest):
-        y = (state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o).mT
+    if rest > 1 and not _is_in_batch(rows, w, rest, rows * rest * o):
+        y = swapped((state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o))
         return (y if bias is None else y + bias).reshape(rows, o * rest)
     matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
     return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
+
+
+def _product_along(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """w times each matrix of `state`, (rows, i, inner), plus (o, inner): (rows, o, inner)."""
+    (o, i), (rows, _, inner) = w.shape, state.shape
+    if _is_in_batch(rows, w, inner, rows * inner * (o + i), launches=3):
+        matrices = w.expand(rows, o, i), state
+        return torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)
+    y = swapped((swapped(state).reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o))
+    return y if bias is None else y + bias
 
 
 def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None) -> Tensor:
@@ -101,14 +129,11 @@ def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None
     A bias, which `inner` is 1 for, is of as many of these rows as make a sample.
     """
     (o, i), rows = w.shape, state.shape[0]
-    if inner == 1:
-        if bias is None or bias.shape[0] == o:
-            return _apply_factor(state, w, bias)
-        return _apply_factor(state, w).reshape(-1, bias.shape[0]) + bias
-    state = state.reshape(rows, i, inner)
-    if _is_in_batch(rows, w, inner):
-        return torch.bmm(w.expand(rows, o, i), state).reshape(rows, o * inner)
-    return (state.mT.reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o).mT.reshape(rows, o * inner)
+    if inner > 1:
+        return _product_along(state.reshape(rows, i, inner), w).reshape(rows, o * inner)
+    if bias is None or bias.shape[0] == o:
+        return _apply_factor(state, w, bias)
+    return _apply_factor(state, w).reshape(-1, bias.shape[0]) + bias
 
 
 def turns(factors: Sequence[Tensor]) -> bool:
@@ -140,19 +165,18 @@ def _are_two(state: Tensor, factors: Sequence[Tensor]) -> bool:
         return False
     first, second = factors
     least = LEAST_ACROSS if max(first.shape) <= second.shape[0] else ACROSS
-    return second.shape[0] >= least and state.shape[0] * first.shape[1] * second.numel() > FEW_OF_COLUMN
+    return second.shape[0] >= least and state.shape[0] * first.shape[1] * second.numel() > MOST_BATCHES
 
 
 def _apply_two(
     state: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, states: MutableSequence[Tensor] | None
 ) -> Tensor:
-    """Two factors, by one GEMM and a batched one: as W1 (X W2^T), where X is a row of `state` as a matrix."""
+    """Two factors, as W1 (X W2^T), where X is a row of `state` as a matrix."""
     (o, i), (p, j) = first.shape, second.shape
     after = (state.reshape(-1, j) @ second.mT).reshape(-1, i, p)
     if states is not None:
         states.append(after)
-    matrices = first.expand(after.shape[0], o, i), after
-    return torch.bmm(*matrices) if bias is None else torch.baddbmm(bias.reshape(o, p), *matrices)
+    return _product_along(after, first, None if bias is None else bias.reshape(o, p))
 
 
 def chain_of_matmuls(
@@ -185,7 +209,7 @@ def _parts(terms: int, inner: int, o: int, i: int, width: int) -> int:
         return 1
     if inner == 1 and min(o, i) < TINY and terms <= TINY_TERMS[width]:
         return _parts_of_sum(terms)
-    is_wide = width == 8 and min(o, i) > PART and max(o, i) <= LARGE
+    is_wide = width == 8 and o in WIDE and i in WIDE
     return WIDE_PARTS if is_wide and terms in WIDE_TERMS and terms % WIDE_PARTS == 0 else 1
 
 
@@ -203,10 +227,14 @@ def _row_after_row(g: Tensor, x: Tensor) -> Tensor:
     return dw
 
 
-def _in_turns(g: Tensor, x: Tensor, turns: int) -> Tensor:
-    """`sum_of_products` by batches of products, one batch after the other."""
-    batches = zip(g.chunk(turns), x.chunk(turns), strict=True)
-    return torch.stack([torch.bmm(a, b.mT).sum(0) for a, b in batches]).sum(0)
+def _is_sum_in_batch(g: Tensor, x: Tensor) -> bool:
+    """Whether a batch of products and their sum are faster than one GEMM of copies of what does not lie across."""
+    (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
+    if min(o, i) > inner and rows * o * i > ROOM:
+        return False
+    cost = OF_TILE_ADDED[width] * _tiles(o, i) + ADDED * o * i * width + _unaligned(inner, width) * inner * (o + i)
+    copies = [t.numel() * (1.0 if is_swapped(t) else BY_TORCH) for t in (g, x) if not t.mT.is_contiguous()]
+    return rows * cost + TERM[width] * inner <= sum(copies) * width + 2 * LAUNCH
 
 
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
@@ -216,21 +244,14 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
         return torch.bmm(_parted(g, parts), _parted(x, parts).mT).sum(0)
     if rows == 1:
         return g[0] @ x[0].mT
-    large = max(o, i) > LARGE
-    few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner >= rows * TERMS_ADDED[width]
-    if large and few_long and not is_batched(g):  # for which there is no rule to add in place
+    few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner * (o + i) * width >= BYTES_ADDED
+    if few_long and not is_batched(g):  # for which there is no rule to add in place
         return _row_after_row(g, x)
-    long = max(o, i) <= PART and inner >= LONG[width] and rows <= ROWS_OF_LONG[width]
-    many = large or (not long and rows * -(-o // PART) * -(-i // PART) >= MANY_PARTS[width]) or inner <= SHORT[width]
-    few = rows <= (SHORT_ROWS_TINY if min(o, i) < TINY else SHORT_ROWS) and rows * o * i <= SHORT_ELEMENTS
-    # Where a product a row is no larger than x, or small; one of a single column is a GEMM without copies.
-    if inner > 1 and many and (few if inner < FEW_BACK else o <= inner):
+    if inner == 1:
+        return g.squeeze(-1).mT @ x.squeeze(-1)
+    if _is_sum_in_batch(g, x):
         return torch.bmm(g, x.mT).sum(0)
-    in_turns = isinstance(rows, int) and 2 * o <= IN_TURNS[width] * inner and g.nbytes >= BYTES_IN_TURNS
-    # So many products have room where x has, and so have the sums of all batches.
-    if many and inner >= FEW_BACK and in_turns and (fit := rows * inner // o) ** 2 >= rows:
-        return _in_turns(g, x, -(-rows // fit))
-    return g.mT.reshape(rows * inner, o).mT @ x.mT.reshape(rows * inner, i)
+    return sum_of_products(*(swapped(t).reshape(rows * inner, -1, 1) for t in (g, x)))
 
 
 def _apply_transposed(
@@ -240,16 +261,16 @@ def _apply_transposed(
     o, i = w.shape
     rows, rest = grad.shape[0], grad.shape[1] // o
     grads, dw = grad.reshape(rows, o, rest), None
-    in_batch = rest >= FEW_BACK and o <= rest  # then a gradient a row is no larger than the state
-    small = _is_small(grad, w, rest)
-    flat = None if in_batch or (small and state is None) else grads.mT.reshape(rows * rest, o)
+    sums_in_batch = state is None or (rest > 1 and _is_sum_in_batch(grads, state.reshape(rows, rest, i).mT))
+    in_batch = not needs_state or (rest > 1 and _is_in_batch(rows, w.mT, rest, rows * rest * o))
+    flat = None if sums_in_batch and in_batch else swapped(grads).reshape(rows * rest, o)
     if state is not None and flat is None:
         dw = gradient(grads, state.reshape(rows, rest, i).mT)
     elif state is not None and flat is not None:
         dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
     if not needs_state:
         return None, dw
-    if flat is None or small:
+    if flat is None or (_is_in_batch(rows, w.mT, rest, 0) if rest > 1 else _is_small(grad, w)):
         return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
     return (flat @ w).reshape(rows, rest * i), dw
 
@@ -272,7 +293,7 @@ def _backward_of_two(
         after = kept[0] if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
         dfirst = gradient(grads, after)
     if needs_x or needs_factors[1]:
-        before = torch.bmm(first.mT.expand(grads.shape[0], i, o), grads).reshape(-1, p)
+        before = _product_along(grads, first.mT).reshape(-1, p)
         dsecond = gradient(before.unsqueeze(-1), states.reshape(-1, j, 1)) if needs_factors[1] else None
         dx = (before @ second).reshape(x.shape) if needs_x else None
     return dx, [dfirst, dsecond]
