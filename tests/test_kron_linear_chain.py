@@ -213,6 +213,25 @@ def test_no_state_is_kept_that_is_much_larger_than_another_order_leaves():
     assert _kron_linear_kept._count_of_first(make((7, 64 * 32), torch.float64), shrinks) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "sizes", "dtype", "limit", "states"),
+    [
+        (17, [(16, 16)] * 3, torch.float64, 17 * 16**3 * 8, 1),
+        (17, [(16, 16)] * 3, torch.float64, 17 * 16**3 * 8 - 1, 0),
+        (17, [(15, 16), (16, 16), (16, 16)], torch.float64, 1 << 28, 0),
+        (17, [(16, 16)] * 3, torch.float32, 1 << 28, 0),
+        (17, [(24, 24)] * 4, torch.float64, 1 << 28, 0),
+        (16, [(24, 24)] * 4, torch.float64, 0, 2),
+    ],
+)
+def test_of_many_rows_one_state_of_three_float64_factors_is_kept(rows, sizes, dtype, limit, states, monkeypatch):
+    monkeypatch.setattr(_kron_linear_kept, "two_of_a_size", lambda *_: (1, 32))
+    monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
+    monkeypatch.setattr(_kron_linear_kept, "BYTES", limit)
+    x = torch.empty((rows, math.prod(i for _, i in sizes)), dtype=dtype)
+    assert _kron_linear_kept._count_of_first(x, [torch.empty(size, dtype=dtype) for size in sizes]) == states
+
+
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kept", [1, 2, 3])
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -201,6 +201,7 @@ def test_gradients_of_many_elements(rows, sizes, dtype):
         (256, [(18, 18), (30, 30)], torch.bfloat16, 1),
         (500, [(30, 100), (18, 40)], torch.float64, 1),
         (33, [(100, 100), (7, 7), (24, 60)], torch.float32, 2),
+        (300, [(32, 32)] * 3, torch.float64, 1),
     ],
     ids=str,
 )

@@ -23,8 +23,9 @@ Forward: TypeAlias = "Callable[[Tensor, Sequence[Tensor], Tensor | None, Parts],
 # By an element's bytes, the smallest factors whose states are worth products of their own, and how many at least; the
 # most rows that several such states are kept of.
 KEPT, KEPT_ROWS = {4: (48, 4), 8: (24, 2)}, 16
+KEPT_OF_MANY = 16  # of more rows, the smallest of three float64 factors that one state is worth it for
 LEAST_OF_HALF = 8  # float16 factors that all are larger have their gradients faster one by one
-BYTES = 1 << 28  # of two states and more, that are worth keeping where the forward makes them anyway
+BYTES = 1 << 28  # of a state of many rows; of two states and more, where the forward makes them anyway
 # float64 factors beyond which the last two are faster one by one, of so many elements; of fewer, a single row by GEMMs.
 WIDE, FROM_WIDE = 48, 1 << 23
 
@@ -158,13 +159,19 @@ def _count_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
     """
     if x.element_size() == 2 or tf32_allowed(x):
         return 0
-    n, (smallest, fewest) = len(factors), KEPT[x.element_size()]
-    if n < fewest or min(min(w.shape) for w in factors) < smallest or (n > 2 and x.numel() > KEPT_ROWS * x.shape[-1]):
-        return 0
+    n, least, rows = len(factors), min(min(w.shape) for w in factors), x.numel() // x.shape[-1]
     if turns(factors) or is_larger_from_first(factors):
         return 0
     one_by_one = x.element_size() == 8 and max(max(w.shape) for w in factors[-2:]) > WIDE and x.numel() >= FROM_WIDE
-    return n - 2 if n > 2 and not one_by_one and two_of_a_size(x, factors[-2:]) else n - 1
+    together = n > 2 and not one_by_one and two_of_a_size(x, factors[-2:])
+    if n > 2 and rows > KEPT_ROWS:
+        kept_bytes = rows * elements_between([w.shape for w in factors])[1] * x.element_size()
+        is_worth_it = n == 3 and x.element_size() == 8 and least >= KEPT_OF_MANY and kept_bytes <= BYTES
+        return 1 if is_worth_it and together else 0
+    smallest, fewest = KEPT[x.element_size()]
+    if n < fewest or least < smallest:
+        return 0
+    return n - 2 if together else n - 1
 
 
 def _is_chain_for_one(x: Tensor, factors: Sequence[Tensor]) -> bool:
