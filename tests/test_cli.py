@@ -94,10 +94,18 @@ def test_profile_of_no_calls_is_refused(capsys):
     assert "--calls: expected at least 1, got 0" in capsys.readouterr().err
 
 
-def test_more_shapes_that_are_none_are_named(capsys):
+@pytest.mark.parametrize(("name", "shape"), [("--also", ["4", "64", "--also", "3xa"]), ("shape", ["3xa"])])
+def test_shapes_that_are_none_are_named(name, shape, capsys):
     with pytest.raises(SystemExit):
-        main(["check", "rms_norm", "4", "64", "--also", "3xa"])
-    assert "--also: expected sizes such as 16x32x32, got 3xa" in capsys.readouterr().err
+        main(["check", "rms_norm", *shape])
+    assert f"{name}: expected sizes such as 16x32x32, got 3xa" in capsys.readouterr().err
+
+
+def test_sizes_may_be_one_word(capsys):
+    assert main(["check", "rms_norm", *QUICK, "--", "4x64"]) == 0
+    joined = capsys.readouterr().out
+    assert main(["check", "rms_norm", *QUICK, "--", "4", "64"]) == 0
+    assert joined.splitlines()[0] == capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.parametrize("arguments", [["doctor"], ["--version"], ["run", "--help"]], ids=" ".join)

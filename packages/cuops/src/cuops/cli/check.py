@@ -31,9 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shape",
         nargs="+",
-        type=int,
-        help="rms_norm: rows and hidden size; kron: batch size and the size of each factor; "
-        "sample_normal: samples and dimension",
+        type=_shape,
+        help="such as 16 32 32, or 16x32x32; rms_norm: rows and hidden size; kron: batch size and the size of each "
+        "factor; sample_normal: samples and dimension",
     )
     parser.add_argument(
         "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"
@@ -67,7 +67,8 @@ def cases(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
         raise CuopsError("PyTorch is not installed", "pip install torch")
     from .._bench.case import DTYPES, Case
 
-    for sizes in (options.shape, *options.also):
+    shapes = ([size for sizes in options.shape for size in sizes], *options.also)
+    for sizes in shapes:
         if not 2 <= len(sizes) <= MOST_SIZES or min(sizes) < 1:
             raise ValueError(f"shape: expected at least two sizes, at most {MOST_SIZES}, each at least 1, got {sizes}")
         if math.prod(sizes) >= 1 << 48:
@@ -79,9 +80,8 @@ def cases(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
     names = [*module.IMPLEMENTATIONS, *module.ALIASES]
     if unknown := [name for name in options.without if name not in names]:
         raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")
-    shapes = [module.shape(sizes) for sizes in (options.shape, *options.also)]
-    found = getattr(module, kinds, module.KINDS)
-    return [Case(options.operator, kind, shape, DTYPES[options.dtype]) for kind in found for shape in shapes]
+    found, dtype = getattr(module, kinds, module.KINDS), DTYPES[options.dtype]
+    return [Case(options.operator, kind, module.shape(sizes), dtype) for kind in found for sizes in shapes]
 
 
 def main(options: argparse.Namespace) -> int:
