@@ -17,6 +17,15 @@ from torch.utils.flop_counter import FlopCounterMode
 FULL = {name: s for name, s in SAMPLES.items() if name not in EMPTY} | {"large factors": LARGE["large factors"]}
 
 
+@pytest.fixture(params=[None, False, True], ids=["as is fastest", "copies", "batches"])
+def _either_way(request, monkeypatch):
+    """Of products with columns beyond them, and of sums, by which GEMMs."""
+    if request.param is not None:
+        monkeypatch.setattr(_kron_linear_gemm, "_is_in_batch", lambda *_, **__: request.param)
+        monkeypatch.setattr(_kron_linear_gemm, "_is_sum_in_batch", lambda *_: request.param)
+
+
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("sample", FULL)
 def test_is_the_product(sample, with_bias):
@@ -45,6 +54,7 @@ class OneLaunch:
             y.view(-1, bias.numel()).add_(bias)  # which rows of y take in turn, where factors have been applied before
 
 
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize(
     "sample",
     [name for name, (_, s) in FULL.items() if len(s) in (2, 3) and math.prod(o * i for o, i in s) <= 1 << 20],
@@ -59,6 +69,7 @@ def test_groups_of_factors_make_the_product_however_they_are_computed(sample, mo
             check(_kron_linear_fused.fused_chain(x, factors, bias), x, factors, bias)
 
 
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("sample", FULL)
 def test_gradients_are_those_of_the_product(sample):
     x, factors, _ = arguments(FULL[sample], torch.float64)
@@ -298,7 +309,7 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
     ids=str,
 )
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.usefixtures("_no_kernels")
+@pytest.mark.usefixtures("_no_kernels", "_either_way")
 def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, monkeypatch):
     monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
     monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, len(sizes), True)])

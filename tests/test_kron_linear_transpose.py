@@ -10,7 +10,7 @@ from kron_samples import DTYPES, random
 
 pytestmark = pytest.mark.gpu
 
-# Several small matrices a block, and a last block of fewer; parts of a tile, whole ones, several down and across.
+# Parts of a tile, whole ones, several down and across; one matrix, and many.
 SHAPES = [(1, 2, 2), (5, 3, 7), (1000, 2, 5), (4099, 16, 3), (7, 64, 64), (3, 65, 63), (2, 128, 300), (2, 300, 128)]
 SHAPES += [(3, 129, 131), (2, 1000, 700), (5, 1, 9), (5, 9, 1), (2, 3, 5000), (2, 5000, 3), (70_000, 1, 1)]
 

@@ -264,10 +264,10 @@ def _apply_transposed(
     sums_in_batch = state is None or (rest > 1 and _is_sum_in_batch(grads, state.reshape(rows, rest, i).mT))
     in_batch = not needs_state or (rest > 1 and _is_in_batch(rows, w.mT, rest, rows * rest * o))
     flat = None if sums_in_batch and in_batch else swapped(grads).reshape(rows * rest, o)
-    if state is not None and flat is None:
-        dw = gradient(grads, state.reshape(rows, rest, i).mT)
-    elif state is not None and flat is not None:
+    if state is not None and flat is not None:
         dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
+    elif state is not None:
+        dw = gradient(grads, state.reshape(rows, rest, i).mT)
     if not needs_state:
         return None, dw
     if flat is None or (_is_in_batch(rows, w.mT, rest, 0) if rest > 1 else _is_small(grad, w)):
