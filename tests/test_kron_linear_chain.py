@@ -124,7 +124,7 @@ def test_nothing_in_between_is_larger_than_it_must_be(sizes, most):
 def test_few_products_of_few_columns_are_a_batch(rows, size, columns, is_batch, dtype):
     x, w = make((rows, columns * size), torch.float64).to(dtype), make((size, size), torch.float64).to(dtype)
     with FlopCounterMode(display=False) as counter:
-        y = _kron_linear_gemm._apply_factor(x, w)
+        y = _kron_linear_gemm._apply_factor([x], w)
     want = (w.double() @ x.double().reshape(rows, columns, size).mT).reshape(rows, -1)
     bound = max(1e-9, torch.finfo(dtype).eps)  # of a sum that is rounded once
     torch.testing.assert_close(y.double(), want, rtol=bound, atol=bound * 1e-3 * want.abs().max().item())
@@ -188,6 +188,7 @@ def _no_kernels(monkeypatch):
     """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
+    monkeypatch.setattr(_kron_linear_bwd, "gradient_by_kernel", lambda *_: None)
     monkeypatch.setattr(_kron_linear_bwd, "both_gradients", lambda *_: None)
     for time in ("time_of_products", "time_of_slices"):
         monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
@@ -381,6 +382,35 @@ def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch
     assert all(d.isfinite().all() for d in (dx, *dfactors))
 
 
+@pytest.mark.parametrize(
+    ("rows", "sizes", "dtype", "is_cut", "is_cut_rather_than_kept"),
+    [
+        (1, (100, 4), torch.float32, True, True),
+        (1, (100, 4), torch.float64, False, False),
+        (100, (100, 4), torch.float32, False, False),
+        (1000, (100, 4), torch.float32, True, True),
+        (1000, (100, 6), torch.float32, False, False),
+        (1, (40, 30, 8), torch.bfloat16, True, True),
+        (10, (40, 30, 3), torch.float64, True, False),
+        (1000, (40, 30, 3), torch.float64, True, True),
+        (1000, (40, 30, 12), torch.float64, True, False),
+        (1000, (40, 30, 13), torch.float64, False, False),
+        (1000, (40, 30, 4), torch.bfloat16, True, False),
+        (2, (40, 30, 3, 8), torch.bfloat16, True, True),
+    ],
+)
+@pytest.mark.usefixtures("_no_kernels")
+def test_a_chain_is_cut_where_a_kernel_for_small_factors_is_worth_it(
+    rows, sizes, dtype, is_cut, is_cut_rather_than_kept, monkeypatch
+):
+    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: [1])
+    monkeypatch.setattr(_kron_linear_bwd, "two_of_a_size", lambda *_: (1, 64))  # what comes before the small one
+    monkeypatch.setattr(_kron_linear_bwd, "_cut_before_squares", lambda *_: 0)
+    x, factors = make((rows, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
+    assert (_kron_linear_bwd._cut(x, factors) > 0) == is_cut
+    assert (_kron_linear_bwd._cut(x, factors, keeps=True) > 0) == is_cut_rather_than_kept
+
+
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize(
     "sizes",
@@ -396,6 +426,8 @@ def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch
 )
 @pytest.mark.usefixtures("_no_kernels")
 def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, kernel, monkeypatch):
+    monkeypatch.setattr(_kron_linear_bwd, "FEW", 1 << 20)
+    monkeypatch.setattr(_kron_linear_bwd, "FROM_TWO", 0)
     monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
     monkeypatch.setattr(_kron_linear_bwd, "backward_of_fibers", backward_of_product)
     x, dy, factors = strided_arguments(sizes)

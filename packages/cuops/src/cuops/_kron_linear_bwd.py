@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._kron_linear_factor_bwd import both_gradients, factor_gradient
+from ._kron_linear_factor_bwd import both_gradients, factor_gradient, gradient_by_kernel
 from ._kron_linear_fibers_bwd import (
     MANY,
     are_small,
@@ -31,9 +31,13 @@ Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[boo
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
-# The largest factors worth cutting a chain of GEMMs for: of two, and of more, by an element's bytes; and how much more
-# than with the chain, at most, what lies between the factors may then be.
-CUT_OF_TWO, CUT, MORE_BETWEEN = 5, {2: 8, 4: 12, 8: 12}, 1.3
+# The largest factors worth cutting a chain of GEMMs for, by an element's bytes.
+CUT = {2: 8, 4: 12, 8: 12}
+# Of two factors, from FROM_TWO elements on, and of FEW unless in float64. Of three with kept states and more elements than
+# FEW, from FROM_THREE on where the least one is no larger than that.
+CUT_OF_TWO, FROM_TWO, LEAST_OF_THREE, FROM_THREE, FEW = 5, 1 << 18, {2: 3, 4: 5, 8: 5}, 1 << 19, 1 << 14
+# How much more than with the chain, at most, what lies between the factors may then be.
+MORE_BETWEEN = 1.3
 # From MANY elements on, products of neighbours of up to MERGED are faster as one; in bfloat16, of factors of more than
 # 8 and up to NARROW, products of up to MERGED_NARROW, from more elements on where all are 16.
 MERGED, LEAST_MERGED = 64, 8
@@ -99,14 +103,14 @@ def by_chain(
     needs_factors: Sequence[bool],
     kept: Sequence[Tensor] = (),
 ) -> Results:
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, factor_gradient, kept)
+    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, gradient_by_kernel, kept)
 
 
-def way(x: Tensor, factors: Sequence[Tensor]) -> Way:
-    """What finds all gradients in the least time."""
+def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
+    """What finds all gradients in the least time. `keeps`: whether `by_chain` would have states that were kept."""
     if found := at_once(x, factors):
         return found
-    if cut := _cut(x, factors):
+    if cut := _cut(x, factors, keeps):
         return lambda dy, x, factors, *needs: _backward_in_two(dy, x, factors, cut, *needs)
     return by_chain
 
@@ -130,12 +134,12 @@ def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
     return None
 
 
-def _cut(x: Tensor, factors: Sequence[Tensor]) -> int:
+def _cut(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> int:
     """How many factors to find the gradients of apart from those of the others: 0 where a chain of GEMMs is better.
 
     As where the last factors make much less of x, and only a chain begins with them.
     """
-    cut = _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors)
+    cut = _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors, keeps)
     if cut == 0 or _others_come_first(factors[:cut], factors[cut:]):
         return cut
     return 0 if is_larger_from_first(factors) else cut
@@ -207,14 +211,25 @@ def _cut_of_narrow(x: Tensor, factors: Sequence[Tensor]) -> int:
     return int(narrow and bool(plan_of_fibers(x, factors, 1)))
 
 
-def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor]) -> int:
+def _largest_to_cut(x: Tensor, largest: Sequence[int], keeps: bool) -> int:
+    """The largest factors that are worth cutting a chain of GEMMs for, of factors with so many rows or columns."""
+    n, width = x.numel(), x.element_size()
+    if len(largest) == 2:
+        return CUT_OF_TWO if n >= FROM_TWO or (n < FEW and width < 8) else 0
+    if len(largest) == 3 and keeps and n >= FEW:
+        return CUT[width] if n >= FROM_THREE and min(largest) <= LEAST_OF_THREE[width] else 0
+    return CUT[width]
+
+
+def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor], keeps: bool) -> int:
     """How many factors come before the first large one, where they are small, or before the first small one.
 
     0 where the chain of GEMMs is better: without kernels for small factors, for several large ones before these, and
     where what lies between the parts would be more than the chain has there.
     """
-    most = CUT_OF_TWO if len(factors) == 2 else CUT[x.element_size()]
-    small = [max(w.shape) <= most for w in factors]
+    largest = [max(w.shape) for w in factors]
+    most = _largest_to_cut(x, largest, keeps)
+    small = [size <= most for size in largest]
     cut = next((k for k in range(1, len(factors)) if small[k] != small[0]), 0)
     if cut == 0 or not plan_of_fibers(x, [factors[small.index(True)]], 1):
         return 0

@@ -92,10 +92,16 @@ def _by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, T
     return dx, dw
 
 
+def gradient_by_kernel(g: Tensor, x: Tensor) -> Tensor | None:
+    """`sum_of_products` by the library's kernel; None where that is slower, or there is none."""
+    found = _by_kernel(g, x, None)
+    return None if found is None else found[1]
+
+
 def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
     """`sum_of_products`, by the library's kernel where that is faster."""
-    found = _by_kernel(g, x, None)
-    return sum_of_products(g, x) if found is None else found[1]
+    found = gradient_by_kernel(g, x)
+    return sum_of_products(g, x) if found is None else found
 
 
 def both_gradients(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:

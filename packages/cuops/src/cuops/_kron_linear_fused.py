@@ -101,17 +101,17 @@ def apply(
     last, groups = x.shape[-1], plan_of(x, factors, inner)
     if len(groups) == 1 and groups[0][2]:
         return launch(x, factors, inner, bias)
-    state, rest = x.reshape(x.numel() // last, last), last
+    held, rest = [x.reshape(x.numel() // last, last)], last
     for first, count, is_fused in groups:
         group = factors[first : first + count]
         i = math.prod(w.shape[1] for w in group)
         rest //= i
         last_bias = bias if first + count == len(factors) else None
-        state = state.reshape(-1, i * rest)
+        held.append(held.pop().reshape(-1, i * rest))
         if is_fused:
-            state = launch(state, group, rest, last_bias)
+            held.append(launch(held.pop(), group, rest, last_bias))
         else:
-            state = apply_along(state, product_of(group), rest, last_bias)
+            held.append(apply_along(held, product_of(group), rest, last_bias))
         if states is not None and first + count < len(factors):
-            states.append(state)
-    return state
+            states.append(held[0])
+    return held[0]

@@ -13,7 +13,8 @@ from . import _backend
 from ._transforms import PLAIN, is_batched
 from .reference import elements_between
 
-Gradient = Callable[[Tensor, Tensor], Tensor]
+Kernel = Callable[[Tensor, Tensor], "Tensor | None"]  # for a factor's gradient; None where it is slower
+Held = MutableSequence[Tensor]  # of one tensor: whoever takes it out decides when its memory is free
 
 # What a batch of products takes beside one GEMM, and copies beside a batch, as bytes that are moved, fitted to 1300
 # problems a dtype on an H100. By an element's bytes: for each tile of results, of TILE rows and columns; for a product
@@ -21,8 +22,8 @@ Gradient = Callable[[Tensor, Tensor], Tensor]
 # for a launch.
 TILE, OF_TILE, STRIP, MISSING, UNALIGNED, LAUNCH = 64, {2: 300, 4: 800, 8: 1900}, 32, 0.07, 0.45, 1.5e6
 # A factor's gradient, likewise: for each tile of a row's product; for a byte of these, which are then added up; for a
-# term of a row's sum, one of which comes after the other; for a byte that PyTorch copies.
-OF_TILE_ADDED, ADDED, TERM, BY_TORCH = {2: 2000, 4: 1200, 8: 2000}, 1.0, {2: 1e4, 4: 2e4, 8: 4e3}, 2.0
+# term of a row's sum, one of which comes after the other.
+OF_TILE_ADDED, ADDED, TERM = 1300, 0.45, {2: 1e4, 4: 2e4, 8: 5e3}
 ROOM = 3 << 19  # elements of these products, which otherwise are no more than those of x or of dy
 # Up to which a batch of small products, of a factor without columns beyond it, is faster than one GEMM: products, by an
 # element's bytes; elements, and rows.
@@ -30,11 +31,9 @@ FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 <
 # Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
 # round each; and from how many bytes of a row of both operands on.
 ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
-# Rows or columns of a gradient, of fewer than which one GEMM does not divide the sum among multiprocessors: up to how
-# many terms that is slower than parts of at least LEAST_TERMS, by an element's bytes; and the most parts.
-TINY, TINY_TERMS, LEAST_TERMS, MOST_PARTS = 16, {2: 1 << 14, 4: 1 << 63, 8: 1 << 14}, 32, 1024
-# Rows and columns of a gradient, and terms of its float64 sum, that one GEMM divides badly; and how many parts then.
-WIDE, WIDE_TERMS, WIDE_PARTS = range(65, 128 + 1), range(1 << 12, 9216 + 1), 16
+# A sum along one axis: its parts for each tile, their least terms, and the most elements that are worth it, by an
+# element's bytes; how many times more or fewer parts divide it.
+PARTS, LEAST_TERMS, MOST_SUMS, NEAR = {2: 512, 4: 512, 8: 256}, {2: 32, 4: 24, 8: 64}, {2: 1e4, 4: 4e4, 8: 16384}, 4
 # Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
 # many on else nothing is rearranged between these: after a larger one, and else.
 MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
@@ -56,12 +55,17 @@ def product_of(factors: Sequence[Tensor]) -> Tensor:
     return functools.reduce(torch.kron, [w.reshape(-1).view(w.shape) for w in factors])
 
 
+def _is_read(t: Tensor) -> bool:
+    """Whether the library's own kernels may read t, of which nothing but its elements then matters."""
+    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not is_batched(t)
+    return is_plain and t.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
+
+
 def is_swapped(t: Tensor) -> bool:
     """Whether the library copies the transposes of t, (n, a, b): faster than PyTorch, which does the narrow ones."""
-    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not is_batched(t)
-    if not is_plain or t.shape[0] == 1 or min(t.shape[1:]) < LEAST_SWAPPED[t.element_size()]:
+    if not _is_read(t) or t.shape[0] == 1 or min(t.shape[1:]) < LEAST_SWAPPED[t.element_size()]:
         return False
-    return t.is_contiguous() and not t.mT.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
+    return not t.mT.is_contiguous()
 
 
 def swapped(t: Tensor) -> Tensor:
@@ -70,6 +74,15 @@ def swapped(t: Tensor) -> Tensor:
         return t.mT
     y = t.new_empty(t.shape[0], t.shape[2], t.shape[1])
     _backend.library().kron_linear_transpose(y, t)
+    return y
+
+
+def summed(t: Tensor) -> Tensor:
+    """The sum of t over its first dimension."""
+    if not _is_read(t):
+        return t.sum(0)
+    y = t.new_empty(t.shape[1:])
+    _backend.library().kron_linear_sum(y, t)
     return y
 
 
@@ -84,56 +97,58 @@ def _tiles(o: int, i: int) -> int:
     return -(-o // TILE) * -(-i // TILE)
 
 
-def _unaligned(size: int, width: int) -> float:
-    return UNALIGNED * width if width == 2 and size % 8 else 0.0
-
-
 def _is_in_batch(rows: int, w: Tensor, rest: int, copied: int, launches: int = 2) -> bool:
     """Whether a batch of products, of `rest` columns each, is faster than one GEMM and copies of so many elements."""
     (o, i), width = w.shape, w.element_size()
     cost = OF_TILE[width] * _tiles(o, rest) + MISSING * (-rest % STRIP) * max(o, STRIP) * i
-    cost += _unaligned(rest, width) * rest * (o + i)
+    cost += UNALIGNED * width * rest * (o + i) if width == 2 and rest % 8 else 0.0
     return rows * cost <= copied * width + launches * LAUNCH
 
 
-def _apply_factor(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One factor on the last dimension inside `state`, (rows, ... i), which becomes the first: (rows, o ...).
+def _product(held: Held, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """w times each matrix of what is held, (rows, i, inner), plus (o, inner): (rows, o, inner).
 
-    The transposed product comes out of the batched GEMM in this order, or is copied so.
+    As a batch of products, or as one GEMM of copies: of its result, and of these matrices unless they lie across.
     """
-    o, i = w.shape
-    rows, rest = state.shape[0], state.shape[1] // i
-    if rest == 1 and not _is_small(state, w):
-        return torch.nn.functional.linear(state, w, bias)
-    bias = None if bias is None else bias.reshape(o, rest)
-    if rest > 1 and not _is_in_batch(rows, w, rest, rows * rest * o):
-        y = swapped((state.reshape(rows * rest, i) @ w.mT).reshape(rows, rest, o))
-        return (y if bias is None else y + bias).reshape(rows, o * rest)
-    matrices = w.expand(rows, o, i), state.reshape(rows, rest, i).mT
-    return (torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)).reshape(rows, o * rest)
-
-
-def _product_along(state: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """w times each matrix of `state`, (rows, i, inner), plus (o, inner): (rows, o, inner)."""
+    state = held.pop()
     (o, i), (rows, _, inner) = w.shape, state.shape
-    if _is_in_batch(rows, w, inner, rows * inner * (o + i), launches=3):
+    if inner == 1:
+        in_batch = _is_small(state, w)
+        if not in_batch:
+            return torch.nn.functional.linear(
+                state.squeeze(-1), w, None if bias is None else bias.reshape(o)
+            ).unsqueeze(-1)
+    elif state.mT.is_contiguous():
+        in_batch = _is_in_batch(rows, w, inner, rows * inner * o)
+    else:
+        in_batch = _is_in_batch(rows, w, inner, rows * inner * (o + i), launches=3)
+    if in_batch:
         matrices = w.expand(rows, o, i), state
-        return torch.bmm(*matrices) if bias is None else torch.baddbmm(bias, *matrices)
-    y = swapped((swapped(state).reshape(rows * inner, i) @ w.mT).reshape(rows, inner, o))
-    return y if bias is None else y + bias
+        return torch.bmm(*matrices) if bias is None else torch.baddbmm(bias.reshape(o, inner), *matrices)
+    flat = swapped(state).reshape(rows * inner, i)
+    del state
+    flat = flat @ w.mT
+    y = swapped(flat.reshape(rows, inner, o))
+    return y if bias is None else y + bias.reshape(o, inner)
 
 
-def apply_along(state: Tensor, w: Tensor, inner: int, bias: Tensor | None = None) -> Tensor:
-    """One factor on the first dimension inside `state`, (rows, i inner), where it stays: (rows, o inner).
+def _apply_factor(held: Held, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """One factor on the last dimension inside what is held, (rows, ... i), which becomes the first: (rows, o ...)."""
+    rows = held[0].shape[0]
+    held.append(held.pop().reshape(rows, -1, w.shape[1]).mT)
+    return _product(held, w, bias).reshape(rows, -1)
+
+
+def apply_along(held: Held, w: Tensor, inner: int, bias: Tensor | None = None) -> Tensor:
+    """One factor on the first dimension inside what is held, (rows, i inner), where it stays: (rows, o inner).
 
     A bias, which `inner` is 1 for, is of as many of these rows as make a sample.
     """
-    (o, i), rows = w.shape, state.shape[0]
-    if inner > 1:
-        return _product_along(state.reshape(rows, i, inner), w).reshape(rows, o * inner)
+    (o, i), rows = w.shape, held[0].shape[0]
+    held.append(held.pop().reshape(rows, i, inner))
     if bias is None or bias.shape[0] == o:
-        return _apply_factor(state, w, bias)
-    return _apply_factor(state, w).reshape(-1, bias.shape[0]) + bias
+        return _product(held, w, bias).reshape(rows, o * inner)
+    return _product(held, w).reshape(-1, bias.shape[0]) + bias
 
 
 def turns(factors: Sequence[Tensor]) -> bool:
@@ -172,11 +187,10 @@ def _apply_two(
     state: Tensor, first: Tensor, second: Tensor, bias: Tensor | None, states: MutableSequence[Tensor] | None
 ) -> Tensor:
     """Two factors, as W1 (X W2^T), where X is a row of `state` as a matrix."""
-    (o, i), (p, j) = first.shape, second.shape
-    after = (state.reshape(-1, j) @ second.mT).reshape(-1, i, p)
+    held = [(state.reshape(-1, second.shape[1]) @ second.mT).reshape(-1, first.shape[1], second.shape[0])]
     if states is not None:
-        states.append(after)
-    return _product_along(after, first, None if bias is None else bias.reshape(o, p))
+        states.append(held[0])
+    return _product(held, first, bias)
 
 
 def chain_of_matmuls(
@@ -187,30 +201,25 @@ def chain_of_matmuls(
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = None if bias is None else _turned(bias, outs)
         return _turned(chain_of_matmuls(_turned(x, ins), factors[::-1], turned, states), outs[::-1])
-    state = x.reshape(-1, x.shape[-1])
-    if _are_two(state, factors):
-        return _apply_two(state, factors[0], factors[1], bias, states).reshape(out_shape(x, factors))
+    held = [x.reshape(-1, x.shape[-1])]
+    if _are_two(held[0], factors):
+        return _apply_two(held[0], factors[0], factors[1], bias, states).reshape(out_shape(x, factors))
     for w in reversed(factors[1:]):
-        state = _apply_factor(state, w)
+        held.append(_apply_factor(held, w))
         if states is not None:
-            states.append(state)
-    return _apply_factor(state, factors[0], bias).reshape(out_shape(x, factors))
+            states.append(held[0])
+    return _apply_factor(held, factors[0], bias).reshape(out_shape(x, factors))
 
 
 @functools.lru_cache(4096)
-def _parts_of_sum(terms: int) -> int:
-    """Into how many equal parts to divide a long sum; 1 where it does not divide."""
-    return next(p for p in range(max(1, min(terms // LEAST_TERMS, MOST_PARTS)), 0, -1) if terms % p == 0)
-
-
-def _parts(terms: int, inner: int, o: int, i: int, width: int) -> int:
+def _parts(terms: int, o: int, i: int, width: int) -> int:
     """Into how many equal parts to divide a sum along one axis, which one GEMM leaves to few multiprocessors."""
-    if not isinstance(terms, int):  # but a size that a graph leaves open
+    wanted = min(PARTS[width] / _tiles(o, i), terms / LEAST_TERMS[width])
+    if wanted < 2 or o * i > MOST_SUMS[width]:
         return 1
-    if inner == 1 and min(o, i) < TINY and terms <= TINY_TERMS[width]:
-        return _parts_of_sum(terms)
-    is_wide = width == 8 and o in WIDE and i in WIDE
-    return WIDE_PARTS if is_wide and terms in WIDE_TERMS and terms % WIDE_PARTS == 0 else 1
+    most = min(wanted * NEAR, max(ROOM, terms * max(o, i)) / (o * i))
+    near = [p for p in range(max(2, math.ceil(wanted / NEAR)), int(most) + 1) if terms % p == 0]
+    return min(near, key=lambda p: max(p / wanted, wanted / p), default=1)
 
 
 def _parted(t: Tensor, parts: int) -> Tensor:
@@ -232,16 +241,17 @@ def _is_sum_in_batch(g: Tensor, x: Tensor) -> bool:
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
     if min(o, i) > inner and rows * o * i > ROOM:
         return False
-    cost = OF_TILE_ADDED[width] * _tiles(o, i) + ADDED * o * i * width + _unaligned(inner, width) * inner * (o + i)
-    copies = [t.numel() * (1.0 if is_swapped(t) else BY_TORCH) for t in (g, x) if not t.mT.is_contiguous()]
-    return rows * cost + TERM[width] * inner <= sum(copies) * width + 2 * LAUNCH
+    cost = OF_TILE_ADDED * _tiles(o, i) + ADDED * o * i * width
+    copied = sum(t.numel() for t in (g, x) if not t.mT.is_contiguous())
+    return rows * cost + TERM[width] * inner <= copied * width + 2 * LAUNCH
 
 
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
-    if (rows == 1 or inner == 1) and (parts := _parts(rows * inner, inner, o, i, width)) > 1:
-        return torch.bmm(_parted(g, parts), _parted(x, parts).mT).sum(0)
+    along = rows == 1 or inner == 1
+    if along and isinstance(rows * inner, int) and (parts := _parts(rows * inner, o, i, width)) > 1:
+        return summed(torch.bmm(_parted(g, parts), _parted(x, parts).mT))
     if rows == 1:
         return g[0] @ x[0].mT
     few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner * (o + i) * width >= BYTES_ADDED
@@ -250,29 +260,44 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     if inner == 1:
         return g.squeeze(-1).mT @ x.squeeze(-1)
     if _is_sum_in_batch(g, x):
-        return torch.bmm(g, x.mT).sum(0)
+        return summed(torch.bmm(g, x.mT))
     return sum_of_products(*(swapped(t).reshape(rows * inner, -1, 1) for t in (g, x)))
 
 
-def _apply_transposed(
-    grad: Tensor, w: Tensor, state: Tensor | None, needs_state: bool, gradient: Gradient
+def _gradient(g: Tensor, x: Tensor, kernel: Kernel | None) -> Tensor:
+    found = None if kernel is None else kernel(g, x)
+    return sum_of_products(g, x) if found is None else found
+
+
+def _backward_of_product(
+    grads: Tensor, w: Tensor, state: Tensor | None, is_across: bool, needs_state: bool, kernel: Kernel | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Back through `_apply_factor(state, w)`: the gradients for state, where needed, and for w, if there is a state."""
-    o, i = w.shape
-    rows, rest = grad.shape[0], grad.shape[1] // o
-    grads, dw = grad.reshape(rows, o, rest), None
-    sums_in_batch = state is None or (rest > 1 and _is_sum_in_batch(grads, state.reshape(rows, rest, i).mT))
-    in_batch = not needs_state or (rest > 1 and _is_in_batch(rows, w.mT, rest, rows * rest * o))
-    flat = None if sums_in_batch and in_batch else swapped(grads).reshape(rows * rest, o)
-    if state is not None and flat is not None:
-        dw = gradient(flat.unsqueeze(-1), state.reshape(rows * rest, i, 1))
+    """Back through `_product` of a state, (rows, i, inner), which lies across or along.
+
+    Its gradient, which lies likewise, where that is needed, and w's, where the state is there; both share a copy.
+    """
+    (o, i), (rows, _, inner) = w.shape, grads.shape
+    copied = 0 if is_across else rows * inner * i
+    dw = None if state is None or is_across or kernel is None else kernel(grads, state)
+    if dw is not None:
+        state = None
+    sums_in_batch = state is None or (inner > 1 and _is_sum_in_batch(grads, state))
+    launches = 2 if is_across else 3
+    in_batch = inner > 1 and _is_in_batch(rows, w.mT, inner, rows * inner * o + copied, launches)
+    flat = None if sums_in_batch and (in_batch or not needs_state) else swapped(grads).reshape(rows * inner, o)
+    if state is not None and flat is not None and (is_across or not sums_in_batch):
+        dw = _gradient(flat.unsqueeze(-1), swapped(state).reshape(rows * inner, i, 1), kernel)
     elif state is not None:
-        dw = gradient(grads, state.reshape(rows, rest, i).mT)
+        dw = _gradient(grads, state, kernel)
     if not needs_state:
         return None, dw
-    if flat is None or (_is_in_batch(rows, w.mT, rest, 0) if rest > 1 else _is_small(grad, w)):
-        return torch.bmm(grads.mT, w.expand(rows, o, i)).reshape(rows, rest * i), dw
-    return (flat @ w).reshape(rows, rest * i), dw
+    if flat is not None:
+        in_batch = _is_small(flat, w) if inner == 1 else _is_in_batch(rows, w.mT, inner, copied)
+    if flat is None or in_batch:
+        matrices = w.expand(rows, o, i)
+        return torch.bmm(grads.mT, matrices).mT if is_across else torch.bmm(matrices.mT, grads), dw
+    flat = (flat @ w).reshape(rows, inner, i)
+    return flat.mT if is_across else swapped(flat), dw
 
 
 def _backward_of_two(
@@ -282,20 +307,20 @@ def _backward_of_two(
     second: Tensor,
     needs_x: bool,
     needs_factors: Sequence[bool],
-    gradient: Gradient,
+    kernel: Kernel | None,
     kept: Sequence[Tensor],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Back through `_apply_two`: gradients for x and both factors."""
     (o, i), (p, j) = first.shape, second.shape
-    states, grads = x.reshape(-1, i, j), dy.reshape(-1, o, p)
-    dx = dfirst = dsecond = None
+    states, after, dx, dsecond = x.reshape(-1, j), None, None, None
     if needs_factors[0]:
-        after = kept[0] if kept else (states.reshape(-1, j) @ second.mT).reshape(-1, i, p)
-        dfirst = gradient(grads, after)
-    if needs_x or needs_factors[1]:
-        before = _product_along(grads, first.mT).reshape(-1, p)
-        dsecond = gradient(before.unsqueeze(-1), states.reshape(-1, j, 1)) if needs_factors[1] else None
-        dx = (before @ second).reshape(x.shape) if needs_x else None
+        after = kept[0] if kept else (states @ second.mT).reshape(-1, i, p)
+    needs_state = needs_x or needs_factors[1]
+    before, dfirst = _backward_of_product(dy.reshape(-1, o, p), first, after, False, needs_state, kernel)
+    if before is not None:
+        grads = before.reshape(-1, p)
+        dsecond = _gradient(grads.unsqueeze(-1), states.unsqueeze(-1), kernel) if needs_factors[1] else None
+        dx = (grads @ second).reshape(x.shape) if needs_x else None
     return dx, [dfirst, dsecond]
 
 
@@ -305,32 +330,40 @@ def chain_of_matmuls_backward(
     factors: Sequence[Tensor],
     needs_x: bool,
     needs_factors: Sequence[bool],
-    gradient: Gradient = sum_of_products,
+    kernel: Kernel | None = None,
     kept: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
-    `gradient`: what finds that of a factor, as `sum_of_products` does. `kept`: the last states of `chain_of_matmuls`.
+    `kernel`: what finds a factor's gradient where it is faster than `sum_of_products`. `kept`: the last states of
+    `chain_of_matmuls`.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
     if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
         turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
-        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], gradient, kept)
+        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], kernel, kept)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     state, states = x.reshape(-1, x.shape[-1]), {}
     if _are_two(state, factors):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, gradient, kept)
+        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, kernel, kept)
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
             states[k] = state
         if not any(needs_factors[:k]):
             break
-        state = kept[-k] if k <= len(kept) else _apply_factor(state, factors[k])
-    grad, dfactors = dy.reshape(state.shape[0], -1), [None] * len(factors)
+        state = kept[-k] if k <= len(kept) else _apply_factor([state], factors[k])
+    rows = state.shape[0]
+    grad, dfactors = dy.reshape(rows, -1), [None] * len(factors)
     for k, w in enumerate(factors):
-        if grad is not None:
-            needs_state = needs_x or any(needs_factors[k + 1 :])
-            grad, dfactors[k] = _apply_transposed(grad, w, states.pop(k, None), needs_state, gradient)
-    return None if grad is None else grad.reshape(x.shape), dfactors
+        needs_state, own = needs_x or any(needs_factors[k + 1 :]), None
+        if k in states:
+            own = states.pop(k).reshape(rows, -1, w.shape[1]).mT
+        before, dfactors[k] = _backward_of_product(
+            grad.reshape(rows, w.shape[0], -1), w, own, True, needs_state, kernel
+        )
+        if before is None:
+            return None, dfactors
+        grad = before.mT.reshape(rows, -1)
+    return grad.reshape(x.shape), dfactors

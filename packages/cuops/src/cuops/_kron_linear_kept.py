@@ -108,7 +108,7 @@ def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
     *_, (first, count, is_fused) = groups
     last = factors[first:]
     at_last = count == 1 or not is_fused or are_small(last) or two_of_a_size(x, last)
-    if x.dtype == torch.float64 and not at_last and way(x, factors) is by_chain:
+    if x.dtype == torch.float64 and not at_last and way(x, factors, keeps=True) is by_chain:
         return []
     between = elements_between([w.shape for w in factors])
     kept = [between[first] for first, *_ in groups[1:]]
@@ -133,7 +133,7 @@ def _count_of_gemms(x: Tensor, factors: Sequence[Tensor]) -> int:
     Some of them only where GEMMs go forward, too; any in 16 bits and TF32 only where a chain of them does, as else y
     would depend on whether it has a gradient.
     """
-    if way(x, factors) is not by_chain:
+    if way(x, factors, keeps=True) is not by_chain:
         return 0
     between = elements_of_chain(factors)[1:-1]
     count = _how_many(x, between)
@@ -177,7 +177,7 @@ def _count_of_first(x: Tensor, factors: Sequence[Tensor]) -> int:
 def _is_chain_for_one(x: Tensor, factors: Sequence[Tensor]) -> bool:
     """Whether a chain of GEMMs, which rearranges nothing of a single row, is faster than other products a factor."""
     is_one = x.dtype == torch.float64 and x.shape[-1] == x.numel() < FROM_WIDE
-    return is_one and way(x, factors) is by_chain
+    return is_one and way(x, factors, keeps=True) is by_chain
 
 
 def _one_by_one(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:

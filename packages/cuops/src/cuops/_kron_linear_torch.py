@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _higher_derivatives, _kron_linear_bwd, _kron_linear_kept, reference
 from ._kron_linear_fused import fused_chain
-from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape, summed
 from ._transforms import is_batched, is_transformed
 
 library = torch.library.Library("cuops", "FRAGMENT")
@@ -88,8 +88,8 @@ def _bwd_cpu(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignor
 
 def _sum_of_rows(dy: Tensor) -> Tensor:
     """The bias gradient."""
-    sums = torch.float32 if dy.is_cuda and dy.dtype != torch.float64 else torch.float64
-    return dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1]).sum(0, dtype=sums).to(dy.dtype)
+    rows = dy.reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
+    return summed(rows) if dy.is_cuda else rows.sum(0, dtype=torch.float64).to(dy.dtype)
 
 
 def _bwd_results(dy, dx, dfactors, dbias):  # type: ignore[no-untyped-def]

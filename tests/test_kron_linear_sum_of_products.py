@@ -11,11 +11,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 @pytest.mark.parametrize(
-    ("depth", "parts"),
-    [((1, 4096), 16), ((8192, 1), 16), ((1, 4095), 1), ((4100, 1), 1), ((1, 4090), 1), ((1, 32768), 1), ((64, 64), 1)],
+    ("depth", "size", "parts"),
+    [
+        ((1, 4096), (65, 80), 64),  # of four tiles each
+        ((8192, 1), (65, 80), 64),
+        ((8192, 1), (64, 9), 128),  # of 64 terms
+        ((32768, 1), (3, 9), 256),
+        ((1, 4095), (65, 80), 63),  # the nearest number that divides it
+        ((1, 4093), (65, 80), 1),  # a prime
+        ((100, 1), (65, 80), 1),
+        ((8192, 1), (130, 130), 1),
+        ((64, 64), (65, 80), 1),  # a batch of rows
+    ],
 )
-@pytest.mark.parametrize("size", [(65, 80), (64, 80)])
-def test_some_sums_are_of_parts(size, depth, parts, monkeypatch):
+def test_some_sums_are_of_parts(depth, size, parts, monkeypatch):
     (o, i), (rows, inner), taken = size, depth, []
     parted = _kron_linear_gemm._parted
     monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: taken.append(parts) or parted(t, parts))
@@ -24,7 +33,14 @@ def test_some_sums_are_of_parts(size, depth, parts, monkeypatch):
     wanted = torch.einsum("rok,rik->oi", g, x)
     close(sum_of_products(g, x), wanted)
     close(sum_of_products(g, across), wanted)
-    assert taken == ([parts] * 4 if parts > 1 and o > 64 else [])
+    assert taken == ([parts] * 4 if parts > 1 else [])
+
+
+@pytest.mark.parametrize(("width", "terms", "size"), [(2, 20_000, 100), (4, 9000, 64), (8, 40_000, 128), (4, 600, 2)])
+def test_the_products_of_parts_have_no_more_room_than_an_operand_or_a_few_megabytes(width, terms, size):
+    parts = _kron_linear_gemm._parts(terms, size, size, width)
+    assert parts > 1
+    assert parts * size**2 <= max(terms * size, _kron_linear_gemm.ROOM)
 
 
 @pytest.mark.parametrize("size", [8192, 1024])
@@ -64,14 +80,15 @@ def test_a_sum_along_one_axis_is_one_product(rows, inner):
         (100, 64, 64, 64, False, True),
         (100, 64, 64, 64, True, True),
         (200, 96, 64, 20, False, True),
-        (200, 96, 64, 20, True, False),  # of one copy rather than two
+        (200, 96, 64, 12, True, False),  # of one copy rather than two
         (100, 64, 64, 16, False, True),
         (400, 64, 64, 16, False, False),  # of products that would be more than x
         (40, 30, 30, 2500, False, True),
-        (2, 30, 30, 2500, False, False),  # of few rows with long sums
+        (2, 30, 30, 25000, False, False),  # of few rows with long sums
     ],
 )
-def test_a_batch_adds_up_few_products_and_one_gemm_of_copies_many(rows, o, i, inner, across, is_batch):
+def test_a_batch_adds_up_few_products_and_one_gemm_of_copies_many(rows, o, i, inner, across, is_batch, monkeypatch):
+    monkeypatch.setattr(_kron_linear_gemm, "_parts", lambda *_: 1)
     g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
     if across:
         x = x.mT.contiguous().mT

@@ -1,0 +1,58 @@
+"""What kron_linear has in GPU memory beyond its arguments and y."""
+
+from __future__ import annotations
+
+import cuops
+import pytest
+import torch
+from cuops.reference import elements_between
+from kron_samples import DTYPES, columns_of, factors_of, random
+
+pytestmark = pytest.mark.gpu
+
+
+def peak_beyond_result(run):
+    """In bytes; what libraries allocate once is there before."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = run()
+    return torch.cuda.max_memory_allocated() - before - y.nbytes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(1000, [(32, 32)] * 3), (8192, [(64, 64)] * 2), (300, [(8, 8)] * 4), (4096, [(5, 6), (7, 8)])],
+    ids=str,
+)
+def test_one_launch_has_no_buffer(rows, sizes, dtype):
+    x, factors = random((rows, columns_of(sizes)), dtype), factors_of(sizes, dtype)
+    assert len(cuops.kron_plan(rows, sizes, dtype).groups) == 1
+    assert peak_beyond_result(lambda: cuops.kron_linear(x, factors)) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [
+        (300, [(600, 600), (100, 100)]),
+        (1000, [(200, 200), (100, 100)]),
+        (8192, [(65, 65), (23, 23)]),
+        (600, [(37, 37), (132, 132), (9, 9)]),
+        (64, [(300, 300), (600, 600), (10, 10)]),
+        (512, [(128, 128), (128, 128), (4, 4)]),
+        (2000, [(4, 4), (1000, 1000), (4, 4)]),
+        (16, [(31, 31), (33, 33), (37, 37), (41, 41)]),
+        (500, [(80, 40), (40, 80)]),
+        (500, [(30, 90), (90, 30)]),
+    ],
+    ids=str,
+)
+def test_several_launches_have_one_buffer_of_the_largest_state(rows, sizes, dtype):
+    x, factors = random((rows, columns_of(sizes)), dtype), factors_of(sizes, dtype)
+    largest = max(*elements_between(sizes), *elements_between(sizes[::-1])) * rows * x.element_size()
+    assert peak_beyond_result(lambda: cuops.kron_linear(x, factors)) <= largest + (
+        1 << 20
+    )  # where products of factors are
