@@ -61,7 +61,7 @@ def _is_read(t: Tensor) -> bool:
     return is_plain and t.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
 
 
-def is_swapped(t: Tensor) -> bool:
+def _is_swapped(t: Tensor) -> bool:
     """Whether the library copies the transposes of t, (n, a, b): faster than PyTorch, which does the narrow ones."""
     if not _is_read(t) or t.shape[0] == 1 or min(t.shape[1:]) < LEAST_SWAPPED[t.element_size()]:
         return False
@@ -69,8 +69,8 @@ def is_swapped(t: Tensor) -> bool:
 
 
 def swapped(t: Tensor) -> Tensor:
-    """t.mT, of (n, a, b), to be reshaped to one matrix: without gaps where `is_swapped`."""
-    if not is_swapped(t):
+    """t.mT, of (n, a, b), to be reshaped to one matrix: without gaps where `_is_swapped`."""
+    if not _is_swapped(t):
         return t.mT
     y = t.new_empty(t.shape[0], t.shape[2], t.shape[1])
     _backend.library().kron_linear_transpose(y, t)
@@ -129,6 +129,7 @@ def _product(held: Held, w: Tensor, bias: Tensor | None = None) -> Tensor:
     del state
     flat = flat @ w.mT
     y = swapped(flat.reshape(rows, inner, o))
+    del flat
     return y if bias is None else y + bias.reshape(o, inner)
 
 
