@@ -17,12 +17,16 @@ from torch.utils.flop_counter import FlopCounterMode
 FULL = {name: s for name, s in SAMPLES.items() if name not in EMPTY} | {"large factors": LARGE["large factors"]}
 
 
-@pytest.fixture(params=[None, False, True], ids=["as is fastest", "copies", "batches"])
+@pytest.fixture(
+    params=[None, (False, False), (True, True), (True, False), (False, True)],
+    ids=["as is fastest", "copies", "batches", "products in a batch", "sums in a batch"],
+)
 def _either_way(request, monkeypatch):
     """Of products with columns beyond them, and of sums, by which GEMMs."""
     if request.param is not None:
-        monkeypatch.setattr(_kron_linear_gemm, "_is_in_batch", lambda *_, **__: request.param)
-        monkeypatch.setattr(_kron_linear_gemm, "_is_sum_in_batch", lambda *_: request.param)
+        products, sums = request.param
+        monkeypatch.setattr(_kron_linear_gemm, "_is_in_batch", lambda *_, **__: products)
+        monkeypatch.setattr(_kron_linear_gemm, "_is_sum_in_batch", lambda *_: sums)
 
 
 @pytest.mark.usefixtures("_either_way")
@@ -69,13 +73,21 @@ def test_groups_of_factors_make_the_product_however_they_are_computed(sample, mo
             check(_kron_linear_fused.fused_chain(x, factors, bias), x, factors, bias)
 
 
+KERNELS = {
+    "none": None,
+    "of any sum": sum_of_products,
+    "of sums along one axis": lambda g, x: sum_of_products(g, x) if g.shape[2] == 1 else None,
+}
+
+
 @pytest.mark.usefixtures("_either_way")
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("sample", FULL)
-def test_gradients_are_those_of_the_product(sample):
+def test_gradients_are_those_of_the_product(sample, kernel):
     x, factors, _ = arguments(FULL[sample], torch.float64)
     dy = make((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), torch.float64, seed=9)
     want, *wanted, _ = exact_gradients(dy, x, factors)
-    dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
+    dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors), KERNELS[kernel])
     close(dx, want)
     for got, gradient in zip(dfactors, wanted, strict=True):
         close(got, gradient)

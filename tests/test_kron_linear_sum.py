@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import tvm_ffi
 from cuops import _backend
 from cuops._kron_linear_gemm import summed
 from kron_samples import DTYPES, assert_repeatable, random
@@ -62,6 +63,13 @@ def test_more_than_2_to_the_31_elements(shape):
     x = torch.zeros(shape, device="cuda", dtype=torch.float16)
     x[-1] = integers(shape[1:], torch.float16)
     assert torch.equal(summed_by_library(x), x[-1])
+
+
+def test_arrays_that_lend_no_memory_are_added_up_in_one_launch():
+    x, y = integers((20_000, 33), torch.float32), torch.empty(33, device="cuda")
+    _backend.library().kron_linear_sum(*(tvm_ffi.from_dlpack(t) for t in (y, x)))
+    torch.cuda.synchronize()
+    assert torch.equal(y, x.sum(0))
 
 
 def test_only_plain_arrays_without_gaps_go_through_the_library(monkeypatch):

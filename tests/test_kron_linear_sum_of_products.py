@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from cuops import _kron_linear_gemm
-from cuops._kron_linear_gemm import sum_of_products
+from cuops._kron_linear_gemm import chain_of_matmuls_backward, sum_of_products
 from kron_samples import Largest, close, make
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -36,7 +39,9 @@ def test_some_sums_are_of_parts(depth, size, parts, monkeypatch):
     assert taken == ([parts] * 4 if parts > 1 else [])
 
 
-@pytest.mark.parametrize(("width", "terms", "size"), [(2, 20_000, 100), (4, 9000, 64), (8, 40_000, 128), (4, 600, 2)])
+@pytest.mark.parametrize(
+    ("width", "terms", "size"), [(2, 20_000, 100), (4, 9000, 64), (4, 12_288, 64), (8, 40_000, 128), (4, 600, 2)]
+)
 def test_the_products_of_parts_have_no_more_room_than_an_operand_or_a_few_megabytes(width, terms, size):
     parts = _kron_linear_gemm._parts(terms, size, size, width)
     assert parts > 1
@@ -99,3 +104,17 @@ def test_a_batch_adds_up_few_products_and_one_gemm_of_copies_many(rows, o, i, in
     assert largest.bytes <= max(g.nbytes, x.nbytes, 8 * _kron_linear_gemm.ROOM)
     several = torch.stack((g, -g))
     close(torch.vmap(lambda g: sum_of_products(g, x))(several), torch.einsum("srok,rik->soi", several, x))
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [(7, 5), (1, 1)]), (6, [(7, 5)]), (6, [(7, 5), (3, 4)])])
+def test_graphs_may_leave_all_sizes_open(rows, sizes):
+    factors = [make(size, torch.float64, seed=k) for k, size in enumerate(sizes)]
+    x, dy = (make((rows, math.prod(s[d] for s in sizes)), torch.float64) for d in (1, 0))
+
+    def gradients(dy, x, *factors):
+        dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors))
+        return [dx, *dfactors]
+
+    traced = make_fx(gradients, tracing_mode="symbolic")(dy, x, *factors)
+    for got, want in zip(traced(dy, x, *factors), gradients(dy, x, *factors), strict=True):
+        close(got, want)

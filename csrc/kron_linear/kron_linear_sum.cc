@@ -13,8 +13,8 @@ namespace cuops {
 namespace {
 
 constexpr int kLogMost = 8, kLogLeast = 2;  // columns of a block, or vectors of them
-constexpr std::int64_t kEach = 8;           // rows of a thread, at least
-// From so many bytes on, no block reads less of a row than a sector has; rows of a part at least, of these and of others.
+constexpr std::int64_t kEach = 8;           // rows of a thread, at most, while a block may have more threads
+// From so many bytes on, no block reads less of a row than a sector has; about the rows of a part, of these and of others.
 constexpr std::int64_t kMany = 4 << 20, kSector = 32, kRowsOfMany = 1 << 10, kRowsOfFew = 1 << 12;
 
 struct Columns {
@@ -23,7 +23,7 @@ struct Columns {
   std::int64_t blocks, parts;
 };
 
-Columns share_out(const char* x, DType dtype, std::int64_t n, std::int64_t rows, int multiprocessors) {
+Columns share_out(const char* x, DType dtype, std::int64_t n, std::int64_t rows, int multiprocessors, bool in_parts) {
   const std::int64_t size = size_of(dtype), width = 16 / size, wanted = 4LL * multiprocessors;
   const bool many = n * rows * size >= kMany;
   Columns of{n % width == 0 && aligned16(x) && (many || n >= (width * wanted << kLogLeast)), kLogMost, 0, 1};
@@ -31,6 +31,7 @@ Columns share_out(const char* x, DType dtype, std::int64_t n, std::int64_t rows,
   const int least = many && !of.are_wide ? log_from(kSector / size) : kLogLeast;
   while (of.log > least && ceil_div(all, std::int64_t{1} << of.log) < wanted) --of.log;
   of.blocks = ceil_div(all, std::int64_t{1} << of.log);
+  if (!in_parts) return of;
   if (many) {
     of.parts = std::min(ceil_div(wanted, of.blocks), ceil_div(rows, kRowsOfMany));
   } else if (of.blocks < multiprocessors) {
@@ -68,13 +69,12 @@ void kron_linear_sum(TensorView y, TensorView x) {
   const int device = x.device().device_id, multiprocessors = hardware("kron_linear_sum", device).multiprocessors;
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  const Columns columns = share_out(data_of(x), dtype, n, rows, multiprocessors);
+  const Columns columns = share_out(data_of(x), dtype, n, rows, multiprocessors, can_allocate());
   if (columns.parts == 1) return launch_sum(columns, data_of(x), dtype, data_of(y), dtype, n, rows, device, stream);
   const tvm::ffi::Tensor parts = allocate(columns.parts * n, sums, x.device());
   char* const found = data_of(TensorView(parts));
   launch_sum(columns, data_of(x), dtype, found, sums, n, rows, device, stream);
-  Columns last = share_out(found, sums, n, columns.parts, multiprocessors);
-  last.parts = 1;
+  const Columns last = share_out(found, sums, n, columns.parts, multiprocessors, false);
   launch_sum(last, found, sums, data_of(y), dtype, n, columns.parts, device, stream);
 }
 

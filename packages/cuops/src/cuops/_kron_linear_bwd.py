@@ -33,8 +33,8 @@ NARROW = 16  # the largest factors that are faster one by one than as a part of 
 LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
 # The largest factors worth cutting a chain of GEMMs for, by an element's bytes.
 CUT = {2: 8, 4: 12, 8: 12}
-# Of two factors, from FROM_TWO elements on, and of FEW unless in float64. Of three with kept states, from FROM_THREE on
-# where the least factor is no larger than that, and of FEW.
+# Of two factors, from FROM_TWO elements on, and of fewer than FEW unless in float64. Of three with kept states, from
+# FROM_THREE on where the least factor is no larger than LEAST_OF_THREE, and of fewer than FEW.
 CUT_OF_TWO, FROM_TWO, LEAST_OF_THREE, FROM_THREE, FEW = 5, 1 << 18, {2: 3, 4: 5, 8: 5}, 1 << 19, 1 << 14
 # How much more than with the chain, at most, what lies between the factors may then be.
 MORE_BETWEEN = 1.3

@@ -11,14 +11,14 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, library, tf32_allowed
 from ._kron_linear_gemm import sum_of_products
 
-# As measured on an H200, the largest factors that the library's kernel is faster for, by the bytes of an element, and
-# of TF32: with both operands along the sum, with x across it, and with both across it.
+# The largest factors that the library's kernel is faster for, by the bytes of an element, and of TF32: with both operands
+# along the sum, with x across it, and with both across it.
 MOST = {2: (128, 64, 32), 4: (128, 128, 48), 8: (128, 64, 32)}
 MOST_TF32 = 48, 48, 32
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
 # The largest factors whose sums may be short, by an element's bytes; terms of others, with both operands along the sum
 # for each element of the gradient, and with x across it for each of its rows.
-SHORT, DEEP, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 0.6, 8: 2}, {2: 256, 4: 256, 8: 512}
+SHORT, DEEP, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 2, 8: 2}, {2: 256, 4: 256, 8: 512}
 # Terms of a sum along one axis, up to which one GEMM is faster, as it needs no copy, by an element's bytes.
 SHORTEST = {2: 768, 4: 128, 8: 300}
 # Of larger float64 factors, with both operands along the sum, one GEMM is faster for a single row: of up to MOST_ALONE,

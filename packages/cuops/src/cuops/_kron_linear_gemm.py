@@ -31,9 +31,9 @@ FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 <
 # Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
 # round each; and from how many bytes of a row of both operands on.
 ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
-# A sum along one axis: its parts for each tile, their least terms, and the most elements that are worth it, by an
-# element's bytes; how many times more or fewer parts divide it.
-PARTS, LEAST_TERMS, MOST_SUMS, NEAR = {2: 512, 4: 512, 8: 256}, {2: 32, 4: 24, 8: 64}, {2: 1e4, 4: 4e4, 8: 16384}, 4
+# A sum along one axis: its parts times the tiles of the gradient, terms of a part, and the largest gradient that is worth
+# it, by an element's bytes; up to how many times more or fewer parts may be what divides it.
+PARTS, TERMS, MOST_SUMS, NEAR = {2: 512, 4: 512, 8: 256}, {2: 32, 4: 24, 8: 64}, {2: 1e4, 4: 4e4, 8: 16384}, 4
 # Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
 # many on else nothing is rearranged between these: after a larger one, and else.
 MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
@@ -215,7 +215,7 @@ def chain_of_matmuls(
 @functools.lru_cache(4096)
 def _parts(terms: int, o: int, i: int, width: int) -> int:
     """Into how many equal parts to divide a sum along one axis, which one GEMM leaves to few multiprocessors."""
-    wanted = min(PARTS[width] / _tiles(o, i), terms / LEAST_TERMS[width])
+    wanted = min(PARTS[width] / _tiles(o, i), terms / TERMS[width])
     if wanted < 2 or o * i > MOST_SUMS[width]:
         return 1
     most = min(wanted * NEAR, max(ROOM, terms * max(o, i)) / (o * i))
@@ -250,8 +250,8 @@ def _is_sum_in_batch(g: Tensor, x: Tensor) -> bool:
 def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
-    along = rows == 1 or inner == 1
-    if along and isinstance(rows * inner, int) and (parts := _parts(rows * inner, o, i, width)) > 1:
+    is_known = all(isinstance(n, int) for n in (rows * inner, o, i))  # and not what a graph leaves open
+    if is_known and (rows == 1 or inner == 1) and (parts := _parts(rows * inner, o, i, width)) > 1:
         return summed(torch.bmm(_parted(g, parts), _parted(x, parts).mT))
     if rows == 1:
         return g[0] @ x[0].mT
@@ -270,7 +270,7 @@ def _gradient(g: Tensor, x: Tensor, kernel: Kernel | None) -> Tensor:
     return sum_of_products(g, x) if found is None else found
 
 
-def _backward_of_product(
+def _back_through_product(
     grads: Tensor, w: Tensor, state: Tensor | None, is_across: bool, needs_state: bool, kernel: Kernel | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Back through `_product` of a state, (rows, i, inner), which lies across or along.
@@ -289,7 +289,7 @@ def _backward_of_product(
     if state is not None and flat is not None and (is_across or not sums_in_batch):
         dw = _gradient(flat.unsqueeze(-1), swapped(state).reshape(rows * inner, i, 1), kernel)
     elif state is not None:
-        dw = _gradient(grads, state, kernel)
+        dw = _gradient(grads, state, kernel if is_across else None)
     if not needs_state:
         return None, dw
     if flat is not None:
@@ -317,7 +317,8 @@ def _backward_of_two(
     if needs_factors[0]:
         after = kept[0] if kept else (states @ second.mT).reshape(-1, i, p)
     needs_state = needs_x or needs_factors[1]
-    before, dfirst = _backward_of_product(dy.reshape(-1, o, p), first, after, False, needs_state, kernel)
+    before, dfirst = _back_through_product(dy.reshape(-1, o, p), first, after, False, needs_state, kernel)
+    del after
     if before is not None:
         grads = before.reshape(-1, p)
         dsecond = _gradient(grads.unsqueeze(-1), states.unsqueeze(-1), kernel) if needs_factors[1] else None
@@ -356,12 +357,13 @@ def chain_of_matmuls_backward(
             break
         state = kept[-k] if k <= len(kept) else _apply_factor([state], factors[k])
     rows = state.shape[0]
+    del state
     grad, dfactors = dy.reshape(rows, -1), [None] * len(factors)
     for k, w in enumerate(factors):
         needs_state, own = needs_x or any(needs_factors[k + 1 :]), None
         if k in states:
             own = states.pop(k).reshape(rows, -1, w.shape[1]).mT
-        before, dfactors[k] = _backward_of_product(
+        before, dfactors[k] = _back_through_product(
             grad.reshape(rows, w.shape[0], -1), w, own, True, needs_state, kernel
         )
         if before is None:
