@@ -11,8 +11,8 @@ from torch import Tensor
 from ._kron_linear_fused import DTYPES, VECTOR, library, tf32_allowed
 from ._kron_linear_gemm import sum_of_products
 
-# The largest factors that the library's kernel is faster for, by the bytes of an element, and of TF32: with both operands
-# along the sum, with x across it, and with both across it.
+# The largest factors that the library's kernel is faster for, by the bytes of an element, and of TF32: with both
+# operands along the sum, with x across it, and with both across it.
 MOST = {2: (128, 64, 32), 4: (128, 128, 48), 8: (128, 64, 32)}
 MOST_TF32 = 48, 48, 32
 MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row

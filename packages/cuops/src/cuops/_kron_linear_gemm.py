@@ -31,7 +31,7 @@ FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 <
 # Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
 # round each; and from how many bytes of a row of both operands on.
 ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
-# A sum along one axis: its parts times the tiles of the gradient, terms of a part, and the largest gradient that is worth
+# A sum along one axis: its parts times the gradient's tiles, terms of a part, and the largest gradient that is worth
 # it, by an element's bytes; up to how many times more or fewer parts may be what divides it.
 PARTS, TERMS, MOST_SUMS, NEAR = {2: 512, 4: 512, 8: 256}, {2: 32, 4: 24, 8: 64}, {2: 1e4, 4: 4e4, 8: 16384}, 4
 # Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
