@@ -16,14 +16,16 @@ from torch.utils.flop_counter import FlopCounterMode
 @pytest.mark.parametrize(
     ("depth", "size", "parts"),
     [
-        ((1, 4096), (65, 80), 64),  # of four tiles each
-        ((8192, 1), (65, 80), 64),
-        ((8192, 1), (64, 9), 128),  # of 64 terms
+        ((1, 4096), (65, 80), 16),  # of nine tiles
+        ((8192, 1), (65, 80), 32),
+        ((8192, 1), (64, 9), 64),
+        ((512, 1), (64, 9), 16),
         ((32768, 1), (3, 9), 256),
-        ((1, 4095), (65, 80), 63),  # the nearest number that divides it
+        ((1, 4095), (65, 80), 21),  # the nearest number that divides it
         ((1, 4093), (65, 80), 1),  # a prime
         ((100, 1), (65, 80), 1),
-        ((8192, 1), (130, 130), 1),
+        ((256, 1), (64, 9), 1),
+        ((8192, 1), (170, 170), 1),
         ((64, 64), (65, 80), 1),  # a batch of rows
     ],
 )
@@ -39,13 +41,22 @@ def test_some_sums_are_of_parts(depth, size, parts, monkeypatch):
     assert taken == ([parts] * 4 if parts > 1 else [])
 
 
-@pytest.mark.parametrize(
-    ("width", "terms", "size"), [(2, 20_000, 100), (4, 9000, 64), (4, 12_288, 64), (8, 40_000, 128), (4, 600, 2)]
-)
-def test_the_products_of_parts_have_no_more_room_than_an_operand_or_a_few_megabytes(width, terms, size):
-    parts = _kron_linear_gemm._parts(terms, size, size, width)
-    assert parts > 1
-    assert parts * size**2 <= max(terms * size, _kron_linear_gemm.ROOM)
+@pytest.mark.parametrize(("terms", "size", "parts"), [(67**2, 150, 67), (67**2, 160, 1), (2**14, 160, 64)])
+def test_the_products_of_parts_have_no_more_room_than_an_operand_or_a_few_megabytes(terms, size, parts):
+    assert _kron_linear_gemm._parts(terms, size, size, 4) == parts
+    assert parts * size**2 <= max(_kron_linear_gemm.ROOM, terms * size)
+    assert max(_kron_linear_gemm.ROOM, 67**2 * 160) < 67 * 160**2
+
+
+@pytest.mark.parametrize(("size", "are_parted"), [((64, 80), False), ((63, 80), True), ((64, 81), True)])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_short_sums_of_16_bits_are_left_whole_where_rows_are_whole_vectors(size, are_parted, layout, monkeypatch):
+    taken, parted = [], _kron_linear_gemm._parted
+    monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: taken.append(parts) or parted(t, parts))
+    depth = (1024, 1) if layout == "rows" else (1, 1024)
+    g, x = (torch.ones((depth[0], n, depth[1]), dtype=torch.bfloat16) for n in size)
+    assert (sum_of_products(g, x) == 1024).all()
+    assert bool(taken) == are_parted
 
 
 @pytest.mark.parametrize("size", [8192, 1024])

@@ -19,8 +19,7 @@ MOST_OF_MANY = 128  # where a batched GEMM has a product of few columns a row
 # The largest factors whose sums may be short, by an element's bytes; terms of others, with both operands along the sum
 # for each element of the gradient, and with x across it for each of its rows.
 SHORT, DEEP, DEEP_ACROSS = {2: 64, 4: 64, 8: 48}, {2: 4, 4: 2, 8: 2}, {2: 256, 4: 256, 8: 512}
-# Terms of a sum along one axis, up to which one GEMM is faster, as it needs no copy, by an element's bytes.
-SHORTEST = {2: 768, 4: 128, 8: 300}
+SHORTEST = 4096  # terms of a sum along one axis, below which a GEMM is faster, of parts or not, as it needs no copy
 # Of larger float64 factors, with both operands along the sum, one GEMM is faster for a single row: of up to MOST_ALONE,
 # up to so many terms. Beyond, a batched one is from so many columns and rows on, of factors larger than WIDE fewer.
 MOST_ALONE, TERMS_ALONE = 64, 1 << 16
@@ -30,7 +29,7 @@ MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 
 
 def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
-    if (rows == 1 or inner == 1) and rows * inner <= SHORTEST[width]:
+    if (rows == 1 or inner == 1) and rows * inner < SHORTEST:
         return False
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
         return size <= MOST_OF_MANY

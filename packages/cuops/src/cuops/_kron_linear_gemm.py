@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, MutableSequence, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,20 @@ from .reference import elements_between
 
 Kernel = Callable[[Tensor, Tensor], "Tensor | None"]  # for a factor's gradient; None where it is slower
 Held = MutableSequence[Tensor]  # of one tensor: whoever takes it out decides when its memory is free
+
+
+class Parting(NamedTuple):
+    """How a sum along one axis is divided: of so many terms, for up to so many sums, into a batch of parts.
+
+    A part's terms are added up one after the other, then the parts are, beside those of other tiles. So there are as
+    many parts as `of_root` times the square root of the terms for a tile.
+    """
+
+    of_root: float
+    least_terms: int
+    most_sums: int
+    tile: int = 64  # rows, and columns
+
 
 # What a batch of products takes beside one GEMM, and copies beside a batch, as bytes that are moved, fitted to 1300
 # problems a dtype on an H100. By an element's bytes: for each tile of results, of TILE rows and columns; for a product
@@ -31,9 +46,16 @@ FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 <
 # Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
 # round each; and from how many bytes of a row of both operands on.
 ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
-# A sum along one axis: its parts times the gradient's tiles, terms of a part, and the largest gradient that is worth
-# it, by an element's bytes; up to how many times more or fewer parts may be what divides it.
-PARTS, TERMS, MOST_SUMS, NEAR = {2: 512, 4: 512, 8: 256}, {2: 32, 4: 24, 8: 64}, {2: 1e4, 4: 4e4, 8: 16384}, 4
+ALIGNED = 0  # 16 bits, in rows of whole vectors: the vendor's GEMM divides such sums itself
+# A sum along one axis, by an element's bytes or ALIGNED; terms of a part at least; up to how many times more or fewer
+# parts may be what divides the sum.
+PARTINGS = {
+    ALIGNED: Parting(0.6, 1500, 26_000),
+    2: Parting(1.6, 0, 17_000),
+    4: Parting(2.0, 0, 26_000),
+    8: Parting(1.05, 300, 26_000, tile=32),
+}
+SHORTEST_PART, NEAR = 24, 4
 # Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
 # many on else nothing is rearranged between these: after a larger one, and else.
 MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
@@ -93,8 +115,8 @@ def _is_small(state: Tensor, w: Tensor) -> bool:
     return few and odd and state.shape[0] * w.numel() <= FEW_PRODUCTS[w.element_size()]
 
 
-def _tiles(o: int, i: int) -> int:
-    return -(-o // TILE) * -(-i // TILE)
+def _tiles(o: int, i: int, tile: int = TILE) -> int:
+    return -(-o // tile) * -(-i // tile)
 
 
 def _is_in_batch(rows: int, w: Tensor, rest: int, copied: int, launches: int = 2) -> bool:
@@ -213,10 +235,11 @@ def chain_of_matmuls(
 
 
 @functools.lru_cache(4096)
-def _parts(terms: int, o: int, i: int, width: int) -> int:
+def _parts(terms: int, o: int, i: int, kind: int) -> int:
     """Into how many equal parts to divide a sum along one axis, which one GEMM leaves to few multiprocessors."""
-    wanted = min(PARTS[width] / _tiles(o, i), terms / TERMS[width])
-    if wanted < 2 or o * i > MOST_SUMS[width]:
+    by = PARTINGS[kind]
+    wanted = min(terms / SHORTEST_PART, by.of_root * math.sqrt(terms / _tiles(o, i, by.tile)))
+    if wanted < 2 or terms < by.least_terms or o * i > by.most_sums:
         return 1
     most = min(wanted * NEAR, max(ROOM, terms * max(o, i)) / (o * i))
     near = [p for p in range(max(2, math.ceil(wanted / NEAR)), int(most) + 1) if terms % p == 0]
@@ -251,8 +274,10 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
     """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
     is_known = all(isinstance(n, int) for n in (rows * inner, o, i))  # and not what a graph leaves open
-    if is_known and (rows == 1 or inner == 1) and (parts := _parts(rows * inner, o, i, width)) > 1:
-        return summed(torch.bmm(_parted(g, parts), _parted(x, parts).mT))
+    if is_known and (rows == 1 or inner == 1):
+        kind = ALIGNED if width == 2 and o % 8 == i % 8 == 0 else width
+        if (parts := _parts(rows * inner, o, i, kind)) > 1:
+            return summed(torch.bmm(_parted(g, parts), _parted(x, parts).mT))
     if rows == 1:
         return g[0] @ x[0].mT
     few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner * (o + i) * width >= BYTES_ADDED
