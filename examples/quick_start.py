@@ -1,5 +1,5 @@
 import cuops
-import torch  # optional: pip install torch
+import torch  # pip install torch; NumPy arrays do without
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 x = torch.randn(4096, 1024, device=device, requires_grad=True)
