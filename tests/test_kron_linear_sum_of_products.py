@@ -13,6 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 
+@pytest.fixture
+def taken(monkeypatch):
+    """The numbers of parts that operands are divided into."""
+    numbers, parted = [], _kron_linear_gemm._parted
+    monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: numbers.append(parts) or parted(t, parts))
+    return numbers
+
+
 @pytest.mark.parametrize(
     ("depth", "size", "parts"),
     [
@@ -29,10 +37,8 @@ from torch.utils.flop_counter import FlopCounterMode
         ((64, 64), (65, 80), 1),  # a batch of rows
     ],
 )
-def test_some_sums_are_of_parts(depth, size, parts, monkeypatch):
-    (o, i), (rows, inner), taken = size, depth, []
-    parted = _kron_linear_gemm._parted
-    monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: taken.append(parts) or parted(t, parts))
+def test_some_sums_are_of_parts(depth, size, parts, taken):
+    (o, i), (rows, inner) = size, depth
     g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
     across = x.mT.contiguous().mT
     wanted = torch.einsum("rok,rik->oi", g, x)
@@ -50,9 +56,7 @@ def test_the_products_of_parts_have_no_more_room_than_an_operand_or_a_few_megaby
 
 @pytest.mark.parametrize(("size", "are_parted"), [((64, 80), False), ((63, 80), True), ((64, 81), True)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_short_sums_of_16_bits_are_left_whole_where_rows_are_whole_vectors(size, are_parted, layout, monkeypatch):
-    taken, parted = [], _kron_linear_gemm._parted
-    monkeypatch.setattr(_kron_linear_gemm, "_parted", lambda t, parts: taken.append(parts) or parted(t, parts))
+def test_short_sums_of_16_bits_are_left_whole_where_the_gradient_is_whole_vectors(size, are_parted, layout, taken):
     depth = (1024, 1) if layout == "rows" else (1, 1024)
     g, x = (torch.ones((depth[0], n, depth[1]), dtype=torch.bfloat16) for n in size)
     assert (sum_of_products(g, x) == 1024).all()

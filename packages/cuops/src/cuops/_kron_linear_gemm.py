@@ -17,20 +17,6 @@ from .reference import elements_between
 Kernel = Callable[[Tensor, Tensor], "Tensor | None"]  # for a factor's gradient; None where it is slower
 Held = MutableSequence[Tensor]  # of one tensor: whoever takes it out decides when its memory is free
 
-
-class Parting(NamedTuple):
-    """How a sum along one axis is divided: of so many terms, for up to so many sums, into a batch of parts.
-
-    A part's terms are added up one after the other, then the parts are, beside those of other tiles. So there are as
-    many parts as `of_root` times the square root of the terms for a tile.
-    """
-
-    of_root: float
-    least_terms: int
-    most_sums: int
-    tile: int = 64  # rows, and columns
-
-
 # What a batch of products takes beside one GEMM, and copies beside a batch, as bytes that are moved, fitted to 1300
 # problems a dtype on an H100. By an element's bytes: for each tile of results, of TILE rows and columns; for a product
 # of columns that are missing to a multiple of STRIP; for a byte of 16-bit operands whose rows are no whole vectors;
@@ -46,9 +32,30 @@ FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 <
 # Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
 # round each; and from how many bytes of a row of both operands on.
 ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
-ALIGNED = 0  # 16 bits, in rows of whole vectors: the vendor's GEMM divides such sums itself
-# A sum along one axis, by an element's bytes or ALIGNED; terms of a part at least; up to how many times more or fewer
-# parts may be what divides the sum.
+# Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
+# many on else nothing is rearranged between these: after a larger one, and else.
+MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
+# The least rows and columns of matrices that the library transposes faster than PyTorch, by an element's bytes.
+LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
+MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
+
+
+class Parting(NamedTuple):
+    """How a sum along one axis is divided: of so many terms, for up to so many sums, into a batch of parts.
+
+    A part's terms are added up one after the other, then the parts are, beside those of other tiles. So there are as
+    many parts as `of_root` times the square root of the terms for a tile.
+    """
+
+    of_root: float
+    least_terms: int
+    most_sums: int
+    tile: int = TILE
+
+
+ALIGNED = 0  # 16 bits, in a gradient of whole vectors either way: the vendor's GEMM divides such sums itself
+# A sum along one axis, by an element's bytes or ALIGNED; terms that are wanted of a part at least; up to how many times
+# more or fewer parts may be what divides the sum.
 PARTINGS = {
     ALIGNED: Parting(0.6, 1500, 26_000),
     2: Parting(1.6, 0, 17_000),
@@ -56,12 +63,6 @@ PARTINGS = {
     8: Parting(1.05, 300, 26_000, tile=32),
 }
 SHORTEST_PART, NEAR = 24, 4
-# Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
-# many on else nothing is rearranged between these: after a larger one, and else.
-MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
-# The least rows and columns of matrices that the library transposes faster than PyTorch, by an element's bytes.
-LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
-MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
 
 
 def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
