@@ -67,3 +67,17 @@ def run_python() -> Callable[[str], str]:
         return result.stdout
 
     return run
+
+
+@pytest.fixture(
+    params=[None, (False, False), (True, True), (True, False), (False, True)],
+    ids=["as is fastest", "copies", "batches", "products in a batch", "sums in a batch"],
+)
+def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which GEMMs a chain takes for products with columns beyond them, and for sums."""
+    from cuops import _kron_linear_gemm
+
+    if request.param is not None:
+        products, sums = request.param
+        monkeypatch.setattr(_kron_linear_gemm, "_is_in_batch", lambda *_, **__: products)
+        monkeypatch.setattr(_kron_linear_gemm, "_is_sum_in_batch", lambda *_: sums)
