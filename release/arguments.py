@@ -110,6 +110,13 @@ def github() -> argparse.ArgumentParser:
     return parser
 
 
+def docs() -> argparse.ArgumentParser:
+    """Of `nox -s docs`."""
+    parser = _parser("docs", "Builds the documentation.")
+    parser.add_argument("folder", nargs="?", default="site", help="where to; by default site/")
+    return parser
+
+
 def rehearse() -> argparse.ArgumentParser:
     """Of `nox -s rehearse`."""
     parser = _parser("rehearse", "Runs the whole release train on this machine.")
@@ -117,4 +124,6 @@ def rehearse() -> argparse.ArgumentParser:
     return parser
 
 
-PARSERS = {made.__name__: made for made in (plan, commits, wheels, nightly, release, publish, docker, github, rehearse)}
+PARSERS = {
+    made.__name__: made for made in (plan, commits, wheels, nightly, release, publish, docker, github, docs, rehearse)
+}

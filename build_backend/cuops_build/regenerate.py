@@ -40,6 +40,7 @@ license-files = ["LICENSE"]
 requires-python = ">=3.10"
 classifiers = ["Environment :: GPU :: NVIDIA CUDA", "Operating System :: POSIX :: Linux", "Programming Language :: Python :: 3"]
 entry-points."cuops.backends".{c.name} = "{c.package}"
+urls.Documentation = "https://cuops.github.io/cuops/"
 urls.Source = "https://github.com/cuops/cuops"
 
 [tool.hatch]

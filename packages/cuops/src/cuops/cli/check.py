@@ -32,8 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "shape",
         nargs="+",
         type=_shape,
-        help="such as 16 32 32, or 16x32x32; rms_norm: rows and hidden size; kron: batch size and the size of each "
-        "factor; sample_normal: samples and dimension",
+        help="such as 16 32 32, or 16x32x32; rms_norm: rows (of several sizes their product) and hidden size; kron: "
+        "batch size and the size of each factor; sample_normal: samples and dimension",
     )
     parser.add_argument(
         "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"

@@ -114,7 +114,7 @@ def main(options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     shape = "x".join(str(size) for size in x.values.shape)
     moved = x.values.nbytes + math.prod(out_shape) * x.values.itemsize
-    speed = f"{seconds:.2f} s, {moved / seconds / 1e9:.2f} GB/s of files"
+    speed = f"{seconds:.2f} s, {moved / seconds / 1e9:.3g} GB/s of files"
     print(f"{options.operator} of {shape} {x.dtype} on {where}: {speed}, wrote {options.output}")
     return 0
 
