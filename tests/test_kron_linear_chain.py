@@ -50,10 +50,15 @@ def test_groups_of_factors_make_the_product_however_they_are_computed(sample, mo
             check(_kron_linear_fused.fused_chain(x, factors, bias), x, factors, bias)
 
 
+def gradient_alone(g, x, w):
+    return (None, sum_of_products(g, x)) if w is None else None
+
+
 KERNELS = {
     "none": None,
-    "of any sum": sum_of_products,
-    "of sums along one axis": lambda g, x: sum_of_products(g, x) if g.shape[2] == 1 else None,
+    "of any sum": gradient_alone,
+    "of sums along one axis": lambda g, x, w: gradient_alone(g, x, w) if g.shape[2] == 1 else None,
+    "of both gradients": lambda g, x, w: None if w is None else (w.mT @ g, sum_of_products(g, x)),
 }
 
 
@@ -68,6 +73,20 @@ def test_gradients_are_those_of_the_product(sample, kernel):
     close(dx, want)
     for got, gradient in zip(dfactors, wanted, strict=True):
         close(got, gradient)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("sizes", [[(9, 7), (5, 6)], [(3, 8), (2, 2)], [(6, 6), (1, 4)]], ids=str)
+def test_gradients_of_two_whose_state_stays_as_it_lies(sizes, kernel):
+    x = make((4, 5, math.prod(i for _, i in sizes)), torch.float64)
+    factors = [make(size, torch.float64, seed=k) for k, size in enumerate(sizes)]
+    dy = make((4, 5, math.prod(o for o, _ in sizes)), torch.float64, seed=9)
+    for needs in itertools.product((True, False), repeat=3):
+        found = chain_of_matmuls_backward(dy, x, factors, needs[0], needs[1:], KERNELS[kernel], stays=True)
+        for got, want, needed in zip((found[0], *found[1]), exact_gradients(dy, x, factors)[:-1], needs, strict=True):
+            assert (got is not None) == needed
+            if needed:
+                close(got, want)
 
 
 @pytest.mark.parametrize(

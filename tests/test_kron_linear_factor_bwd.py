@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cuops import _kron_linear_factor_bwd, _kron_linear_fused
-from cuops._kron_linear_factor_bwd import both_gradients, factor_gradient
+from cuops._kron_linear_factor_bwd import by_kernel, factor_gradient
 from cuops._kron_linear_gemm import sum_of_products
 from kron_samples import DTYPES, assert_repeatable, random
 
@@ -26,6 +26,8 @@ def _kernel(monkeypatch):
 SIZES = [(8, 8), (16, 16), (24, 40), (80, 80), (128, 96), (72, 144), (264, 8), (200, 136)]
 # Rows, and columns beyond the factor's.
 DEPTHS = [(1, 8), (7, 16), (3, 200), (1, 5000), (100, 24), (300, 64)]
+# Rows along the depth that are no whole vectors: of several dtypes, and of odd numbers, whose elements lie across words.
+ODD_DEPTHS = [(1, 2), (8, 3), (4, 13), (2, 5001), (100, 30), (300, 9), (3000, 22), (40, 1003)]
 
 
 def operands(rows, inner, size, dtype, layout):
@@ -56,6 +58,23 @@ def test_it_is_the_sum_of_products(size, depth, layout, dtype):
     check(factor_gradient(g, x), g, x)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("depth", ODD_DEPTHS, ids=str)
+@pytest.mark.parametrize("size", [*SIZES, (1, 5), (7, 33), (121, 9), (67, 131)], ids=str)
+def test_rows_of_any_length_along_the_sum(size, depth, dtype):
+    g, x = operands(*depth, size, dtype, (False, False))
+    dx, dw = by_kernel(g, x, None)
+    assert dx is None
+    check(dw, g, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_arrays_that_end_in_the_middle_of_a_word_are_left_to_gemms(dtype):
+    for size in [(8, 12), (8, 7), (7, 8)]:
+        g, x = operands(5, 9, size, dtype, (False, False))
+        assert (by_kernel(g, x, None) is None) == (dtype.itemsize == 2 and size != (8, 12))
+
+
 def check_dx(got, g, w):
     wanted, terms = w.double().mT @ g.double(), w.double().abs().mT @ g.double().abs()
     sums = 1e-15 if g.dtype == torch.float64 else 1e-6
@@ -67,30 +86,33 @@ WITH_DX = [dtype for dtype in DTYPES if dtype != torch.float32]
 
 
 @pytest.mark.parametrize("dtype", WITH_DX, ids=str)
-@pytest.mark.parametrize("depth", [(1, 8), (7, 16), (3, 200), (1, 5000), (100, 24), (300, 64), (3000, 16)], ids=str)
+@pytest.mark.parametrize("depth", [*DEPTHS, (3000, 16), *ODD_DEPTHS], ids=str)
 @pytest.mark.parametrize(
     "size", [(8, 8), (12, 12), (16, 24), (7, 33), (33, 7), (80, 80), (96, 64), (128, 112), (100, 12)], ids=str
 )
 def test_both_gradients_by_one_kernel(size, depth, dtype):
     (g, x), w = operands(*depth, size, dtype, (False, False)), random(size, dtype, 8)
-    found = both_gradients(g, x, w)
+    found = by_kernel(g, x, w)
     if found is None:  # where shared memory is smaller than on Hopper
         assert torch.cuda.get_device_properties(0).shared_memory_per_block_optin < 213_000
         return
     dx, dw = found
     check(dw, g, x)
     check_dx(dx, g, w)
-    assert_repeatable(lambda: both_gradients(g, x, w))
+    assert_repeatable(lambda: by_kernel(g, x, w))
 
 
 @pytest.mark.parametrize("dtype", WITH_DX, ids=str)
-def test_dx_is_written_as_a_whole_and_nothing_beside_it(dtype):
+@pytest.mark.parametrize("inner", [104, 102, 101, 3])
+def test_dx_is_written_as_a_whole_and_nothing_beside_it(inner, dtype):
     library = _kron_linear_fused.library()
-    (g, x), w = operands(9, 104, (40, 72), dtype, (False, False)), random((40, 72), dtype, 8)
-    rows = library.kron_linear_bwd_partial_rows(_kron_linear_fused.DTYPES[dtype], 9, 104, 40, 72, False, False, True, 0)
+    (g, x), w = operands(8, inner, (40, 72), dtype, (False, False)), random((40, 72), dtype, 8)
+    rows = library.kron_linear_bwd_partial_rows(
+        _kron_linear_fused.DTYPES[dtype], 8, inner, 40, 72, False, False, True, 0
+    )
     sums = torch.promote_types(dtype, torch.float32)
     dw, partial = torch.empty_like(w), torch.full((rows, 40 * 72), torch.nan, dtype=sums, device="cuda")
-    before, dx, behind = torch.full((11, 72, 104), torch.nan, dtype=dtype, device="cuda").split([1, 9, 1])
+    before, dx, behind = torch.full((10, 72, inner), torch.nan, dtype=dtype, device="cuda").split([1, 8, 1])
     library.kron_linear_bwd(dw, dx, partial, g, x, w, False)
     check(dw, g, x)
     check_dx(dx, g, w)
@@ -102,11 +124,11 @@ def test_two_kernels_where_one_cannot_do_it():
     for dtype, size, depth, layout in [
         (torch.float32, (16, 16), (5, 64), (False, False)),
         (torch.float16, (136, 16), (5, 64), (False, False)),
-        (torch.float16, (16, 16), (5, 12), (False, False)),
+        (torch.float16, (16, 16), (5, 12), (False, True)),
         (torch.float64, (16, 16), (5, 64), (False, True)),
         (torch.float64, (16, 16), (64, 1), (False, False)),
     ]:
-        assert both_gradients(*operands(*depth, size, dtype, layout), random(size, dtype, 8)) is None
+        assert by_kernel(*operands(*depth, size, dtype, layout), random(size, dtype, 8)) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -172,7 +194,7 @@ def test_the_largest_numbers_do_not_overflow(tf32, monkeypatch):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_the_kernel_cannot_read_goes_through_gemms(dtype):
-    g, x = operands(5, 3, (7, 9), dtype, (False, False))
+    g, x = operands(5, 3, (7, 9), dtype, (False, True))
     assert torch.equal(factor_gradient(g, x), sum_of_products(g, x))
     storage = random((5 * 16 * 64 + 1,), dtype)
     g, x = storage[1:].view(5, 16, 64), random((5, 16, 64), dtype, 1)

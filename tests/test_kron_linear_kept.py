@@ -32,6 +32,8 @@ def backward_of_product(dy, x, factors, groups, inner, needs_x, needs_factors):
 
 
 def both_of_a_factor(g, x, w):
+    if w is None:
+        return None
     assert x.is_contiguous()
     return w.mT @ g, sum_of_products(g, x)
 
@@ -41,8 +43,8 @@ def _no_kernels(monkeypatch):
     """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
-    monkeypatch.setattr(_kron_linear_bwd, "gradient_by_kernel", lambda *_: None)
-    monkeypatch.setattr(_kron_linear_bwd, "both_gradients", lambda *_: None)
+    monkeypatch.setattr(_kron_linear_bwd, "by_kernel", lambda *_: None)
+    monkeypatch.setattr(_kron_linear_bwd, "has_both_of_pieces", lambda *_: False)
     for time in ("time_of_products", "time_of_slices"):
         monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
     for plan in ("plan_of_fibers", "groups_of_fibers"):
@@ -104,7 +106,7 @@ def test_of_many_rows_one_state_of_three_float64_factors_is_kept(rows, sizes, dt
 def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monkeypatch):
     monkeypatch.setattr(_kron_linear_kept, "_count_of_first", lambda *_: kept)
     if together:
-        monkeypatch.setattr(_kron_linear_bwd, "both_gradients", both_of_a_factor)
+        monkeypatch.setattr(_kron_linear_bwd, "by_kernel", both_of_a_factor)
     x, dy, factors = strided_arguments([(8, 4), (9, 12), (2, 6), (8, 3)])
     x, bias = x.mT.contiguous().mT, make((8 * 9 * 2 * 8,), torch.float64, seed=9) if with_bias else None
     y, found = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))

@@ -7,15 +7,15 @@ namespace cuops {
 
 // What x's gradient is found of: the factor's transpose as tensor cores have it, 16 of its rows by kColumns for an instruction, in
 // the order of a warp's registers, and stages of g that have its rows along the depth.
-template <class T>
+template <class T, int kPiece>
 class BwdFactor {
  public:
   static constexpr int kColumns = sizeof(T) == 2 ? 16 : 8, kUnits = sizeof(T) == 2 ? 1 : 2;  // units: of a lane
-  using G = BwdOperand<T, false, true>;
+  using G = BwdOperand<T, false, true, kPiece>;
 
   // Of a block that has every `between`-th stage, from `stage` on. A warp has the same step of each.
   __device__ BwdFactor(const KronBwdParams& p, unsigned stage, unsigned between)
-      : p_(p), parts_((p.g.size + kColumns - 1) / kColumns), each_(p.inner / G::kWidth) {
+      : p_(p), parts_((p.g.size + kColumns - 1) / kColumns), each_(p.each) {
     const int tiles = (p.x.size + 15) / 16, warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
     for (int n = threadIdx.x; n < tiles * parts_ * 32; n += blockDim.x) {
       const int part = n / 32 % parts_, row = n / 32 / parts_ * 16 + lane / 4;
@@ -45,7 +45,7 @@ class BwdFactor {
   __device__ void apply(int g_at) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32,
               between = static_cast<int>(blockDim.x) / 32 / p_.steps;
-    uint4* const to = static_cast<uint4*>(p_.dx) + static_cast<long long>(row_) * p_.x.size * each_ + column_;
+    T* const to = static_cast<T*>(p_.dx) + static_cast<long long>(row_) * p_.x.size * p_.inner + column_ * G::kWidth;
     const bool exists = position_ < p_.depth / G::kWidth;
     for (int tile = warp / p_.steps; tile * 16 < p_.x.size; tile += between) {
       uint4 v[2];  // of 16 bytes of the depth: of two of x's rows
@@ -53,7 +53,7 @@ class BwdFactor {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int m = tile * 16 + i * 8 + lane / 4;
-        if (exists && m < p_.x.size) to[static_cast<long long>(m) * each_] = v[i];
+        if (exists && m < p_.x.size) store(to + static_cast<long long>(m) * p_.inner, v[i]);
       }
     }
     position_ += advance_;
@@ -66,6 +66,36 @@ class BwdFactor {
   }
 
  private:
+  // What exists of 16 bytes of a row of dx.
+  __device__ void store(T* to, const uint4& v) const {
+    const int count = min(static_cast<int>(p_.inner - column_ * G::kWidth), G::kWidth);
+    if constexpr (kPiece == 16) {
+      *reinterpret_cast<uint4*>(to) = v;
+    } else if constexpr (kPiece == 2) {
+      // The words of device memory that lie within, and elements at the ends.
+      auto put = [&](int at, unsigned half) { reinterpret_cast<unsigned short*>(to)[at] = static_cast<unsigned short>(half); };
+      const unsigned r[] = {v.x, v.y, v.z, v.w};
+      const int first = is_second(reinterpret_cast<const char*>(to));
+      if (first > 0) put(0, r[0]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = first + 2 * i;
+        const unsigned word = first > 0 ? __funnelshift_r(r[i], r[min(i + 1, 3)], 16) : r[i];
+        if (at + 1 < count) {
+          *reinterpret_cast<unsigned*>(to + at) = word;
+        } else if (at < count) {
+          put(at, word);
+        }
+      }
+    } else {
+      using Piece = Select<kPiece == 8, double, unsigned>;
+#pragma unroll
+      for (int i = 0; i < 16 / kPiece; ++i)
+        if (i * kPiece < count * static_cast<int>(sizeof(T)))
+          reinterpret_cast<Piece*>(to)[i] = reinterpret_cast<const Piece*>(&v)[i];
+    }
+  }
+
   __device__ uint4* place(int n, int unit) const { return shared_at<uint4>(p_.w_at + (n * kUnits + unit) * 32 + threadIdx.x % 32); }
 
   // Of eight rows of g, the first one that a lane multiplies; the other one is two behind it.

@@ -7,7 +7,7 @@
 namespace cuops {
 
 // 16 bytes on their way to shared memory, or zeros.
-__device__ inline void copy_vector(unsigned to, const uint4* from, bool exists) {
+__device__ inline void copy_vector(unsigned to, const char* from, bool exists) {
   if (exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   } else {
@@ -15,10 +15,38 @@ __device__ inline void copy_vector(unsigned to, const uint4* from, bool exists) 
   }
 }
 
+// kBytes on their way to shared memory, the first `existing` ones of them, and zeros behind these.
+template <int kBytes>
+__device__ inline void copy_bytes(unsigned to, const char* from, int existing) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(existing) : "memory");
+}
+
+// 16 bytes likewise, in pieces that exist or do not.
+template <int kPiece>
+__device__ inline void copy_pieces(unsigned to, const char* from, int existing) {
+#pragma unroll
+  for (int i = 0; i < 16; i += kPiece) copy_bytes<kPiece>(to + i, from + i, i < existing ? kPiece : 0);
+}
+
+// Whether an element of 16 bits is the second one of a word.
+__device__ inline bool is_second(const char* element) { return reinterpret_cast<unsigned long long>(element) % 4 != 0; }
+
+// 16 bytes likewise, of elements of 16 bits: in whole words, from the one on that the first is in, the fifth of which goes
+// `beside`.
+__device__ inline void copy_halves(unsigned to, unsigned beside, const char* from, int existing) {
+  if (existing > 0 && is_second(from)) {
+    from -= 2;
+    existing += 2;
+  }
+#pragma unroll
+  for (int i = 0; i <= 16; i += 4) copy_bytes<4>(i < 16 ? to + i : beside, from + i, min(max(existing - i, 0), 4));
+}
+
 // An operand in shared memory. What a lane multiplies is of 16 bytes of the depth, one after the other; four lanes have a step. So
 // a row along the depth is read in whole units, and of one across the depth, lanes find the same elements in as many units.
-// kDx: eight rows have the same elements at eight places of shared memory, too, as dx reads columns of g.
-template <class T, bool kAcross, bool kDx>
+// kDx: eight rows have the same elements at eight places of shared memory, too, as dx reads columns of g. kPiece: of how many bytes
+// a row along the depth is a multiple.
+template <class T, bool kAcross, bool kDx, int kPiece>
 class BwdOperand {
  public:
   static constexpr int kWidth = 16 / sizeof(T), kStep = 4 * kWidth;
@@ -34,16 +62,17 @@ class BwdOperand {
     position_ = stage * depth + (kAcross ? line_ : unit_);
     advance_ = between * depth;
     end_ = kAcross ? p.depth : p.depth / kWidth;
-    const uint4* const data = static_cast<const uint4*>(o.data);
+    const char* const data = static_cast<const char*>(o.data);
     if constexpr (kAcross) {
-      from_ = data + static_cast<long long>(position_) * (o.size / kWidth) + first / kWidth + unit_;
+      from_ = data + (static_cast<long long>(position_) * o.size + first) * sizeof(T) + unit_ * 16;
     } else {
-      each_ = p.inner / kWidth;
+      inner_ = p.inner;
+      each_ = p.each;
       row_ = position_ / each_;
       column_ = position_ - row_ * each_;
       advance_rows_ = advance_ / each_;
       advance_columns_ = advance_ - advance_rows_ * each_;
-      from_ = data + static_cast<long long>(first + line_) * each_;
+      from_ = data + static_cast<long long>(first + line_) * inner_ * sizeof(T);
     }
   }
 
@@ -51,9 +80,9 @@ class BwdOperand {
   __device__ void copy(int at, int depth) {
     const int pitch = operand_.pitch;
     if constexpr (kAcross) {
-      const long long each = operand_.size / kWidth;
+      const long long each = static_cast<long long>(operand_.size) * sizeof(T);
       if (unit_ < rows_ / kWidth) {
-        const uint4* from = from_;
+        const char* from = from_;
 #pragma unroll 4
         for (int k = line_; k < depth; k += lines_) {
           copy_vector(shared_address(shared_at<char>(at + k * pitch + (unit_ ^ swizzle(k)))), from, position_ + (k - line_) < end_);
@@ -63,13 +92,20 @@ class BwdOperand {
       from_ += advance_ * each;
     } else {
       const bool exists = position_ < end_;
-      const uint4* from = from_ + static_cast<long long>(row_) * operand_.size * each_ + column_;
-      const long long step = static_cast<long long>(lines_) * each_;
+      const long long line = static_cast<long long>(inner_) * sizeof(T);
+      const char* from = from_ + static_cast<long long>(row_) * operand_.size * line + column_ * 16;
+      const int count = exists ? min(kWidth, static_cast<int>(inner_ - column_ * kWidth)) : 0;
       unsigned to = shared_address(shared_at<char>(at + line_ * pitch + (unit_ ^ swizzle_along(line_))));
 #pragma unroll 4
       for (int m = line_; m < rows_; m += lines_) {
-        copy_vector(to, from, exists);
-        from += step;
+        if constexpr (kPiece == 16) {
+          copy_vector(to, from, exists);
+        } else if constexpr (kPiece > 2) {
+          copy_pieces<kPiece>(to, from, count * static_cast<int>(sizeof(T)));
+        } else {
+          copy_halves(to, shared_address(beside(at, m)), from, count * 2);
+        }
+        from += lines_ * line;
         to += lines_ * pitch * 16;
       }
       row_ += advance_rows_;
@@ -80,6 +116,20 @@ class BwdOperand {
       }
     }
     position_ += advance_;
+  }
+
+  // Pieces of 2 bytes: has each element of this thread's copies of a stage in its place. Where a row's first one is the second one
+  // of a word, all are one place behind; as a block has an even number of lines at a time, of all rows of a thread or of none.
+  __device__ void mend(int at, unsigned stage, int steps) const {
+    const unsigned row = (stage * steps * 4 + unit_) / each_;
+    if (!is_second(from_ + static_cast<long long>(row) * operand_.size * inner_ * sizeof(T))) return;
+#pragma unroll 4
+    for (int m = line_; m < rows_; m += lines_) {
+      uint4& v = *shared_at<uint4>(at + m * operand_.pitch + (unit_ ^ swizzle_along(m)));
+      const unsigned w[] = {v.x, v.y, v.z, v.w, *beside(at, m)};
+      v = {__funnelshift_r(w[0], w[1], 16), __funnelshift_r(w[1], w[2], 16), __funnelshift_r(w[2], w[3], 16),
+           __funnelshift_r(w[3], w[4], 16)};
+    }
   }
 
   // 32 rows of a step, in groups of 8: of each, what a lane has of the row of number lane / 4.
@@ -129,6 +179,11 @@ class BwdOperand {
   }
 
  private:
+  // Where a thread has the last word of a unit that is in five words of device memory.
+  __device__ unsigned* beside(int at, int m) const {
+    return shared_at<unsigned>(at + operand_.beside) + m / lines_ * static_cast<int>(blockDim.x) + threadIdx.x;
+  }
+
   // Of the units of one of the depth: lanes that load together are at different ones of eight.
   __device__ static int swizzle(int k) { return k / kWidth % 4 * 2 + k % 2; }
 
@@ -142,9 +197,9 @@ class BwdOperand {
   const KronBwdOperand& operand_;
   int rows_;                 // of the block
   int unit_, line_, lines_;  // this thread's unit, and its first one of as many lines as threads have at a time
-  const uint4* from_;
+  const char* from_;
   unsigned position_, advance_, end_;  // in the depth
-  unsigned each_, row_, column_, advance_rows_, advance_columns_;
+  unsigned inner_, each_, row_, column_, advance_rows_, advance_columns_;
 };
 
 }  // namespace cuops

@@ -26,12 +26,27 @@ struct BwdPlan {
   std::int64_t blocks = 0;  // as many as rows of partial sums
 };
 
+// Whether rows along the depth are no whole vectors.
+bool is_of_pieces(const BwdProblem& problem) {
+  return !problem.across_g && !problem.across_x && problem.inner * size_of(problem.dtype) % 16 != 0;
+}
+
+// Whether some of these begin in the middle of a word.
+bool is_of_halves(const BwdProblem& problem) { return is_of_pieces(problem) && problem.inner * size_of(problem.dtype) % 4 != 0; }
+
+// Elements of the depth, with those that are missing to whole vectors.
+std::int64_t depth_of(const BwdProblem& problem) {
+  return problem.rows * (is_of_pieces(problem) ? round_up(problem.inner, 16 / size_of(problem.dtype)) : problem.inner);
+}
+
 BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   BwdPlan plan;
   KronBwdParams& p = plan.params;
   const int bytes = size_of(problem.dtype), step = 64 / bytes;
-  p.depth = static_cast<unsigned>(problem.rows * problem.inner);
+  const std::int64_t depth = depth_of(problem);
+  p.depth = static_cast<unsigned>(depth);
   p.inner = static_cast<unsigned>(problem.inner);
+  p.each = static_cast<unsigned>(ceil_div(problem.inner, 16 / bytes));
   // Blocks have tiles of one size, warps those of whole multiples.
   auto set_tile = [&](KronBwdOperand& o, std::int64_t size, int& blocks) {
     blocks = static_cast<int>(ceil_div(size, kBwdBlock));
@@ -58,15 +73,20 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   const int parts = std::max(1, std::min(kBwdMostWarps / tiles, problem.with_dx ? p.steps : p.steps / 2));
   // With dx, whole multiples of 8 rows of a stage have a thread for each vector, and its steps as many warps each.
   const int threads = static_cast<int>(round_up(32 * tiles * parts, 64));
+  for (KronBwdOperand* o : {&p.g, &p.x}) {
+    if (!is_of_halves(problem)) continue;
+    o->beside = p.stage_units - (o == &p.x ? p.x_at : 0);
+    p.stage_units += static_cast<int>(ceil_div(o->tile, threads / (p.steps * 4))) * threads / 4;
+  }
   const int sums = parts > 1 ? tiles * kBwdTile * kBwdTile * std::max(bytes, 4) : 0;
   p.w_at = kBwdStages * p.stage_units;
   const std::int64_t w = problem.with_dx ? round_up(problem.in, 16) * round_up(problem.out, 16) * bytes : 0;
   const int shared = static_cast<int>(std::max<std::int64_t>(p.w_at * 16 + w, sums));
   // More blocks read faster, and write more partial sums.
   constexpr double kBlockBytes = 33, kSumBytes = 2500;  // in a nanosecond
-  const std::int64_t pairs = p.out_blocks * p.in_blocks, stages = ceil_div(problem.rows * problem.inner, p.steps * step);
+  const std::int64_t pairs = p.out_blocks * p.in_blocks, stages = ceil_div(depth, p.steps * step);
   const int together = std::max(1, std::min(512 / threads, hw.shared_bytes / (shared + 1024)));
-  const double depth_bytes = static_cast<double>(problem.rows) * problem.inner * bytes;
+  const double depth_bytes = static_cast<double>(depth) * bytes;
   const double read = depth_bytes * (p.g.tile + p.x.tile) * together / kBlockBytes;
   const double add = static_cast<double>(problem.out) * problem.in * std::max(bytes, 4) / kSumBytes;
   const std::int64_t wanted = std::max<std::int64_t>(1, std::llround(std::sqrt(read / add)));
@@ -77,17 +97,18 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   return plan;
 }
 
-// Whether there is a kernel: for rows of whole vectors, and g along the depth where only one of the two is; with dx, where both
-// are, and blocks find all of the gradient.
+// Whether there is a kernel: for rows of whole vectors, or any where both operands lie along the depth and end with a word, and g
+// along it where only one of the two does; with dx, where both do, and blocks find all of the gradient.
 bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
   const std::int64_t width = 16 / size_of(problem.dtype);
   auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
-  const bool has = hw.tuned >= 80 && in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in) &&
-                   (problem.across_x || !problem.across_g) && problem.rows * problem.inner < INT32_MAX &&
+  const bool is_whole = in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in);
+  const bool end_in_words = !is_of_halves(problem) || problem.rows % 2 == 0 || (problem.out % 2 == 0 && problem.in % 2 == 0);
+  const bool has = hw.tuned >= 80 && (is_whole || is_of_pieces(problem)) && end_in_words &&
+                   (problem.across_x || !problem.across_g) && depth_of(problem) < INT32_MAX &&
                    std::max(problem.out, problem.in) < INT32_MAX && problem.out * problem.in < INT32_MAX;
-  if (!has || !problem.with_dx) return has;
-  return problem.dtype != kFloat32 && !problem.across_x && std::max(problem.out, problem.in) <= kBwdBlock &&
-         static_cast<int>(plan_bwd(problem, hw).shape.shared_bytes) <= hw.shared_bytes;
+  const bool finds_dx = problem.dtype != kFloat32 && !problem.across_x && std::max(problem.out, problem.in) <= kBwdBlock;
+  return has && (finds_dx || !problem.with_dx) && static_cast<int>(plan_bwd(problem, hw).shape.shared_bytes) <= hw.shared_bytes;
 }
 
 // How many rows of partial sums of out * in the gradient of a factor needs, with dx or without; 0 where there is no kernel.
@@ -153,18 +174,21 @@ void kron_linear_bwd(TensorView dw, tvm::ffi::Optional<TensorView> dx, TensorVie
   p.g.data = data_of(g);
   p.x.data = data_of(x);
   p.partial = data_of(partial);
-#define CUOPS_BWD_KERNELS(name)                                                                            \
-  {                                                                                                        \
-    {"kron_linear_bwd", "kron_bwd_" name "_along"}, {"kron_linear_bwd", "kron_bwd_" name "_along_across"}, \
-        {"kron_linear_bwd", "kron_bwd_" name "_across"}, {"kron_linear_bwd", "kron_bwd_" name "_dx"}       \
+#define CUOPS_BWD_KERNELS(name)                                                                              \
+  {                                                                                                          \
+    {"kron_linear_bwd", "kron_bwd_" name "_along"}, {"kron_linear_bwd", "kron_bwd_" name "_along_across"},   \
+        {"kron_linear_bwd", "kron_bwd_" name "_across"}, {"kron_linear_bwd", "kron_bwd_" name "_dx"},        \
+        {"kron_linear_bwd", "kron_bwd_" name "_pieces"}, {"kron_linear_bwd", "kron_bwd_" name "_dx_pieces"}, \
+        {"kron_linear_bwd", "kron_bwd_" name "_halves"}, {"kron_linear_bwd", "kron_bwd_" name "_dx_halves"}  \
   }
-  static Kernel kernels[][4] = {CUOPS_BWD_KERNELS("f64"), CUOPS_BWD_KERNELS("f32"), CUOPS_BWD_KERNELS("f16"),
+  static Kernel kernels[][8] = {CUOPS_BWD_KERNELS("f64"), CUOPS_BWD_KERNELS("f32"), CUOPS_BWD_KERNELS("f16"),
                                 CUOPS_BWD_KERNELS("bf16"), CUOPS_BWD_KERNELS("tf32")};
 #undef CUOPS_BWD_KERNELS
   static Kernel sum_kernels[] = {{"kron_linear_bwd", "kron_bwd_sum_f64"}, {"kron_linear_bwd", "kron_bwd_sum_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
-  const int kind = problem.with_dx ? 3 : across_g + across_x;  // of float32, not with dx
+  const bool with_dx = problem.with_dx;  // not of float32
+  const int kind = is_of_pieces(problem) ? 4 + with_dx + 2 * is_of_halves(problem) : with_dx ? 3 : across_g + across_x;
   launch(kernels[dtype == kFloat32 && allow_tf32 ? 4 : dtype][kind], device, stream, plan.shape, &p);
   KronBwdSum sum{p.partial, data_of(dw), n, static_cast<int>(plan.blocks), dtype_of(dw, "dw")};
   const bool wide = sums == kFloat64;

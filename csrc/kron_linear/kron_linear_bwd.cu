@@ -14,11 +14,11 @@ namespace cuops {
 
 // Blocks take every n-th stage of the depth, so that every run adds in the same order. Warps share the block's tile; where this is
 // small, several warps have the same part of it, each in other steps.
-template <class T, class Acc, bool kPairs, bool kAcrossG, bool kAcrossX, bool kDx = false>
+template <class T, class Acc, bool kPairs, bool kAcrossG, bool kAcrossX, bool kDx = false, int kPiece = 16>
 __device__ void kron_linear_bwd(const KronBwdParams& p) {
-  static_assert(!kDx || !(kAcrossG || kAcrossX));
-  using G = BwdOperand<T, kAcrossG, kDx>;
-  using X = BwdOperand<T, kAcrossX, kDx>;
+  static_assert((!kDx && kPiece == 16) || !(kAcrossG || kAcrossX));
+  using G = BwdOperand<T, kAcrossG, kDx, kPiece>;
+  using X = BwdOperand<T, kAcrossX, kDx, kPiece>;
   const int pairs = p.out_blocks * p.in_blocks, pair = static_cast<int>(blockIdx.x) % pairs;
   const unsigned block = blockIdx.x / pairs, blocks = gridDim.x / pairs;
   const int first_out = pair % p.out_blocks * p.g.tile, first_in = pair / p.out_blocks * p.x.tile;
@@ -43,12 +43,16 @@ __device__ void kron_linear_bwd(const KronBwdParams& p) {
   };
 #pragma unroll 1
   for (int i = 0; i < kBwdStages - 1; ++i) load(block + i * blocks, i);
-  Select<kDx, BwdFactor<T>, NoFactor> factor(p, block, blocks);
+  Select<kDx, BwdFactor<T, kPiece>, NoFactor> factor(p, block, blocks);
   Acc sum[2][4][4] = {};
   int slot = 0;
 #pragma unroll 1
   for (unsigned stage = block; stage < stages; stage += blocks) {
     wait_for_copies<kBwdStages - 2>();
+    if constexpr (kPiece == 2) {
+      g.mend(slot * p.stage_units, stage, p.steps);
+      x.mend(slot * p.stage_units + p.x_at, stage, p.steps);
+    }
     __syncthreads();
     load(stage + (kBwdStages - 1) * blocks, slot > 0 ? slot - 1 : kBwdStages - 1);
     if (part < parts) {
@@ -110,24 +114,33 @@ extern "C" __global__ void __launch_bounds__(512) kron_bwd_sum_f64(const __grid_
 }
 
 // Instances, as kron_linear_bwd.cc asks for them: both operands along the depth, g along and x across, both across; both along it,
-// and dx.
+// and dx; and both along it, in pieces that are no whole vectors.
 #define KRON_LINEAR_BWD_OF(name, ...)                                                                                    \
   extern "C" __global__ void __launch_bounds__(512, 1) kron_bwd_##name(const __grid_constant__ cuops::KronBwdParams p) { \
     cuops::wait_in_turn();                                                                                               \
     cuops::kron_linear_bwd<__VA_ARGS__>(p);                                                                              \
   }
-#define KRON_LINEAR_BWD(name, T, Acc, pairs)                          \
+#define KRON_LINEAR_BWD(name, T, Acc, pairs, piece)                   \
   KRON_LINEAR_BWD_OF(name##_along, T, Acc, pairs, false, false)       \
   KRON_LINEAR_BWD_OF(name##_along_across, T, Acc, pairs, false, true) \
-  KRON_LINEAR_BWD_OF(name##_across, T, Acc, pairs, true, true)
-KRON_LINEAR_BWD(f64, double, double, false)
-KRON_LINEAR_BWD(f32, float, float, true)
-KRON_LINEAR_BWD(tf32, float, float, false)
-KRON_LINEAR_BWD(f16, __half, float, false)
-KRON_LINEAR_BWD(bf16, __nv_bfloat16, float, false)
-KRON_LINEAR_BWD_OF(f64_dx, double, double, false, false, false, true)
-KRON_LINEAR_BWD_OF(f16_dx, __half, float, false, false, false, true)
-KRON_LINEAR_BWD_OF(bf16_dx, __nv_bfloat16, float, false, false, false, true)
+  KRON_LINEAR_BWD_OF(name##_across, T, Acc, pairs, true, true)        \
+  KRON_LINEAR_BWD_OF(name##_pieces, T, Acc, pairs, false, false, false, piece)
+#define KRON_LINEAR_BWD_DX(name, T, Acc, piece)                    \
+  KRON_LINEAR_BWD_OF(name##_dx, T, Acc, false, false, false, true) \
+  KRON_LINEAR_BWD_OF(name##_dx_pieces, T, Acc, false, false, false, true, piece)
+#define KRON_LINEAR_BWD_HALVES(name, T)                                      \
+  KRON_LINEAR_BWD_OF(name##_halves, T, float, false, false, false, false, 2) \
+  KRON_LINEAR_BWD_OF(name##_dx_halves, T, float, false, false, false, true, 2)
+KRON_LINEAR_BWD(f64, double, double, false, 8)
+KRON_LINEAR_BWD(f32, float, float, true, 4)
+KRON_LINEAR_BWD(tf32, float, float, false, 4)
+KRON_LINEAR_BWD(f16, __half, float, false, 4)
+KRON_LINEAR_BWD(bf16, __nv_bfloat16, float, false, 4)
+KRON_LINEAR_BWD_DX(f64, double, double, 8)
+KRON_LINEAR_BWD_DX(f16, __half, float, 4)
+KRON_LINEAR_BWD_DX(bf16, __nv_bfloat16, float, 4)
+KRON_LINEAR_BWD_HALVES(f16, __half)
+KRON_LINEAR_BWD_HALVES(bf16, __nv_bfloat16)
 #else
 extern "C" __global__ void kron_bwd_nowhere() {}
 #endif

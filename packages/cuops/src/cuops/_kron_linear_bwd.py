@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._kron_linear_factor_bwd import both_gradients, factor_gradient, gradient_by_kernel
+from ._kron_linear_factor_bwd import by_kernel, factor_gradient, has_both_of_pieces
 from ._kron_linear_fibers_bwd import (
     MANY,
     are_small,
@@ -20,7 +20,7 @@ from ._kron_linear_fibers_bwd import (
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place
-from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, swapped
+from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, swapped, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
@@ -103,7 +103,8 @@ def by_chain(
     needs_factors: Sequence[bool],
     kept: Sequence[Tensor] = (),
 ) -> Results:
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, gradient_by_kernel, kept)
+    stays = not kept and len(factors) == 2 and not turns(factors) and has_both_of_pieces(x, *factors)
+    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, by_kernel, kept, stays)
 
 
 def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
@@ -290,9 +291,10 @@ def _backward_along(
         len(factors) == 1
         and needs_x
         and max(factors[0].shape) >= LEAST_SINGLE
-        and (found := both_gradients(grads, states, factors[0]))
+        and (both := by_kernel(grads, states, factors[0]))
+        and both[0] is not None
     ):
-        return found[0].reshape(rows, -1), [found[1]]
+        return both[0].reshape(rows, -1), [both[1]]
     if are_small(factors) and (groups := plan_of_fibers(x, factors, inner)):
         return backward_of_fibers(dy, x, factors, groups, inner, needs_x, needs_factors)
     if len(factors) == 1:

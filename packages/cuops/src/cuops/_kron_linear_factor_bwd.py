@@ -26,9 +26,19 @@ MOST_ALONE, TERMS_ALONE = 64, 1 << 16
 COLUMNS_IN_BATCH, ROWS_IN_BATCH, WIDE, ROWS_OF_WIDE = 1024, 48, 96, 8
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
+# Where rows along the sum are no whole vectors: terms for each row of a factor, and the largest one where they are no
+# whole words either.
+DEEP_OF_PIECES, MOST_OF_HALVES = 40, 80
+
+
+def _is_deep_of_pieces(width: int, rows: int, inner: int, size: int) -> bool:
+    most = MOST_OF_HALVES if inner * width % 4 else MOST_OF_MANY
+    return size <= most and rows * inner >= DEEP_OF_PIECES * size
 
 
 def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
+    if layout == 0 and inner * width % VECTOR:
+        return _is_deep_of_pieces(width, rows, inner, size)
     if (rows == 1 or inner == 1) and rows * inner < SHORTEST:
         return False
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
@@ -44,7 +54,9 @@ def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int
     return size <= most[layout] and rows * inner >= terms
 
 
-def _are_both_faster(width: int, inner: int, size: int) -> bool:
+def _are_both_faster(width: int, rows: int, inner: int, size: int) -> bool:
+    if inner * width % VECTOR:
+        return _is_deep_of_pieces(width, rows, inner, size)
     return size <= MOST_BOTH[width] or (size <= MOST_BOTH_OF_FEW and 64 < inner <= 2 * size)
 
 
@@ -63,7 +75,7 @@ def _partial_rows(
 ) -> int:
     """How many partial sums the kernel wants; 0 where it is slower, or there is none."""
     if with_dx:
-        takes = dtype != torch.float32 and _are_both_faster(dtype.itemsize, inner, max(o, i))
+        takes = dtype != torch.float32 and _are_both_faster(dtype.itemsize, rows, inner, max(o, i))
     else:
         most = MOST_TF32 if tf32 else MOST[dtype.itemsize]
         takes = _is_faster(dtype.itemsize, most, rows, inner, max(o, i), across_g + across_x)
@@ -72,8 +84,21 @@ def _partial_rows(
     return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, with_dx, device)
 
 
-def _by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
-    """dx, where w is there, and the factor's gradient; None where the kernel is slower, or cannot read them."""
+def has_both_of_pieces(x: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether `by_kernel` finds dx and the first one's gradient in place, where GEMMs would be slow."""
+    (o, i), (p, j), width = first.shape, second.shape, x.element_size()
+    rows = x.numel() // (i * j)
+    if p == 1 or p * width % VECTOR == 0:
+        return False
+    layout = False, False
+    return _partial_rows(x.dtype, rows, p, o, i, *layout, True, tf32_allowed(x), x.device.index) > 0
+
+
+def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
+    """dx, the transpose of w (o, i) times g, where w is there, and the factor's gradient.
+
+    None where the library's kernel is slower, or cannot read them.
+    """
     (rows, o, inner), i = g.shape, x.shape[1]
     # Rows lie along the sum, or across it.
     across = [inner == 1 or not t.is_contiguous() for t in (g, x)]
@@ -91,19 +116,7 @@ def _by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, T
     return dx, dw
 
 
-def gradient_by_kernel(g: Tensor, x: Tensor) -> Tensor | None:
-    """`sum_of_products` by the library's kernel; None where that is slower, or there is none."""
-    found = _by_kernel(g, x, None)
-    return None if found is None else found[1]
-
-
 def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
     """`sum_of_products`, by the library's kernel where that is faster."""
-    found = gradient_by_kernel(g, x)
-    return sum_of_products(g, x) if found is None else found
-
-
-def both_gradients(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
-    """dx, the transpose of w (o, i) times g, and `factor_gradient` by one kernel; None where two are faster."""
-    found = _by_kernel(g, x, w)
-    return None if found is None or found[0] is None else (found[0], found[1])
+    found = by_kernel(g, x, None)
+    return sum_of_products(g, x) if found is None else found[1]

@@ -14,7 +14,8 @@ from . import _backend
 from ._transforms import PLAIN, is_batched
 from .reference import elements_between
 
-Kernel = Callable[[Tensor, Tensor], "Tensor | None"]  # for a factor's gradient; None where it is slower
+# For a factor's gradient, and that of what it is applied to where the factor is given; None where it is slower.
+Kernel = Callable[[Tensor, Tensor, "Tensor | None"], "tuple[Tensor | None, Tensor] | None"]
 Held = MutableSequence[Tensor]  # of one tensor: whoever takes it out decides when its memory is free
 
 # What a batch of products takes beside one GEMM, and copies beside a batch, as bytes that are moved, fitted to 1300
@@ -292,8 +293,8 @@ def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
 
 
 def _gradient(g: Tensor, x: Tensor, kernel: Kernel | None) -> Tensor:
-    found = None if kernel is None else kernel(g, x)
-    return sum_of_products(g, x) if found is None else found
+    found = None if kernel is None else kernel(g, x, None)
+    return sum_of_products(g, x) if found is None else found[1]
 
 
 def _back_through_product(
@@ -305,9 +306,12 @@ def _back_through_product(
     """
     (o, i), (rows, _, inner) = w.shape, grads.shape
     copied = 0 if is_across else rows * inner * i
-    dw = None if state is None or is_across or kernel is None else kernel(grads, state)
-    if dw is not None:
-        state = None
+    dw = None
+    if state is not None and not is_across and kernel is not None:
+        if needs_state and (both := kernel(grads, state, w)):
+            return both
+        if alone := kernel(grads, state, None):
+            dw, state = alone[1], None
     sums_in_batch = state is None or (inner > 1 and _is_sum_in_batch(grads, state))
     launches = 2 if is_across else 3
     in_batch = inner > 1 and _is_in_batch(rows, w.mT, inner, rows * inner * o + copied, launches)
@@ -360,11 +364,12 @@ def chain_of_matmuls_backward(
     needs_factors: Sequence[bool],
     kernel: Kernel | None = None,
     kept: Sequence[Tensor] = (),
+    stays: bool = False,
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
     `kernel`: what finds a factor's gradient where it is faster than `sum_of_products`. `kept`: the last states of
-    `chain_of_matmuls`.
+    `chain_of_matmuls`. `stays`: whether nothing is to be rearranged between two factors, whose state is not kept.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
@@ -374,7 +379,7 @@ def chain_of_matmuls_backward(
         dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], kernel, kept)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     state, states = x.reshape(-1, x.shape[-1]), {}
-    if _are_two(state, factors):
+    if stays or _are_two(state, factors):
         return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, kernel, kept)
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
