@@ -30,7 +30,9 @@ Results: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and th
 Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Results]"
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
-LEAST_SINGLE = 8  # the smallest factors that have both gradients faster by one kernel than by that of groups
+# The smallest factors that have both gradients faster by one kernel than by that of groups, by an element's bytes; of
+# smaller ones, up to how many columns beyond them for each of their elements.
+LEAST_SINGLE, FEW_BEYOND = {2: 3, 4: 8, 8: 8}, {2: 25, 4: 0, 8: 3}
 # The largest factors worth cutting a chain of GEMMs for, by an element's bytes.
 CUT = {2: 8, 4: 12, 8: 12}
 # Of two factors, from FROM_TWO elements on, and of fewer than FEW unless in float64. Of three with kept states, from
@@ -277,6 +279,11 @@ def _backward_in_two(
     return None if dx is None else dx.reshape(x.shape), [*dfirst, *dothers]
 
 
+def _is_fast_alone(w: Tensor, inner: int) -> bool:
+    size, width = max(w.shape), w.element_size()
+    return size >= LEAST_SINGLE[width] or inner <= FEW_BEYOND[width] * size * size
+
+
 def _backward_along(
     dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> Results:
@@ -290,7 +297,7 @@ def _backward_along(
     if (
         len(factors) == 1
         and needs_x
-        and max(factors[0].shape) >= LEAST_SINGLE
+        and _is_fast_alone(factors[0], inner)
         and (both := by_kernel(grads, states, factors[0]))
         and both[0] is not None
     ):
