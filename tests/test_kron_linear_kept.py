@@ -43,8 +43,9 @@ def _no_kernels(monkeypatch):
     """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
-    monkeypatch.setattr(_kron_linear_bwd, "by_kernel", lambda *_: None)
-    monkeypatch.setattr(_kron_linear_bwd, "has_both_of_pieces", lambda *_: False)
+    for kernel in ("by_kernel", "in_chain"):
+        monkeypatch.setattr(_kron_linear_bwd, kernel, lambda *_: None)
+    monkeypatch.setattr(_kron_linear_bwd, "takes_both_of_first", lambda *_: False)
     for time in ("time_of_products", "time_of_slices"):
         monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
     for plan in ("plan_of_fibers", "groups_of_fibers"):

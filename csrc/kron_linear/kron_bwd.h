@@ -16,18 +16,18 @@ struct KronBwdOperand {
   int size, tile;  // the rows of most blocks
   int pitch;       // of shared memory, in units of 16 bytes: of a row, or of one of the depth
   int unit_bits;   // across: of the power of two that the units of a tile's rows are at most
-  int beside;      // in a stage: the last words of units that are in five words of device memory
+  int fifths_at;   // where in a stage the last words are of units that are in five words of device memory, one a thread and line
 };
 
 // The gradient of one factor, (out, in): the sum over depth = rows * inner of g (rows, out, inner) times x (rows, in, inner).
 struct KronBwdParams {
   KronBwdOperand g, x;
   void* partial;          // (blocks, out, in) in the dtype of the sums
-  unsigned depth, inner;  // in elements; where both operands lie along the depth, of rows of whole vectors
+  unsigned depth, inner;  // in elements; where both operands lie along the depth, a row of it counts as whole vectors
   int steps;              // of a stage: a power of two, from 2 on
   int stage_units, x_at;  // of shared memory: a stage, and where x begins in it
   int out_blocks, in_blocks;
-  unsigned each;  // vectors of a row along the depth, whose last one may have less than 16 bytes
+  unsigned row_vectors;  // of a row along the depth, whose last one may have less than 16 bytes
   // Where x's gradient is found too: the factor, (out, in), and dx = its transpose times g, as x.
   const void* w;
   void* dx;

@@ -15,7 +15,7 @@ class BwdFactor {
 
   // Of a block that has every `between`-th stage, from `stage` on. A warp has the same step of each.
   __device__ BwdFactor(const KronBwdParams& p, unsigned stage, unsigned between)
-      : p_(p), parts_((p.g.size + kColumns - 1) / kColumns), each_(p.each) {
+      : p_(p), parts_((p.g.size + kColumns - 1) / kColumns), vectors_(p.row_vectors) {
     const int tiles = (p.x.size + 15) / 16, warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
     for (int n = threadIdx.x; n < tiles * parts_ * 32; n += blockDim.x) {
       const int part = n / 32 % parts_, row = n / 32 / parts_ * 16 + lane / 4;
@@ -34,11 +34,11 @@ class BwdFactor {
     }
     step_ = warp % p.steps;
     position_ = (stage * p.steps + step_) * 4 + lane % 4;
-    row_ = position_ / each_;
-    column_ = position_ - row_ * each_;
+    row_ = position_ / vectors_;
+    column_ = position_ - row_ * vectors_;
     advance_ = between * p.steps * 4;
-    advance_rows_ = advance_ / each_;
-    advance_columns_ = advance_ - advance_rows_ * each_;
+    advance_rows_ = advance_ / vectors_;
+    advance_columns_ = advance_ - advance_rows_ * vectors_;
   }
 
   // dx of a stage, whose g is in shared memory, and goes on to the next one.
@@ -59,8 +59,8 @@ class BwdFactor {
     position_ += advance_;
     row_ += advance_rows_;
     column_ += advance_columns_;
-    if (column_ >= each_) {
-      column_ -= each_;
+    if (column_ >= vectors_) {
+      column_ -= vectors_;
       ++row_;
     }
   }
@@ -162,7 +162,7 @@ class BwdFactor {
 
   const KronBwdParams& p_;
   const int parts_;
-  const unsigned each_;
+  const unsigned vectors_;
   int step_;
   unsigned position_, row_, column_, advance_, advance_rows_, advance_columns_;  // in units of the depth
 };

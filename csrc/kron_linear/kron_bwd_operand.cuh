@@ -31,21 +31,21 @@ __device__ inline void copy_pieces(unsigned to, const char* from, int existing) 
 // Whether an element of 16 bits is the second one of a word.
 __device__ inline bool is_second(const char* element) { return reinterpret_cast<unsigned long long>(element) % 4 != 0; }
 
-// 16 bytes likewise, of elements of 16 bits: in whole words, from the one on that the first is in, the fifth of which goes
-// `beside`.
-__device__ inline void copy_halves(unsigned to, unsigned beside, const char* from, int existing) {
-  if (existing > 0 && is_second(from)) {
+// 16 bytes likewise, of elements of 16 bits: in whole words, from the one on that the first is in; the fifth one goes elsewhere.
+__device__ inline void copy_halves(unsigned to, unsigned fifth, const char* from, int existing) {
+  if (is_second(from)) {
     from -= 2;
-    existing += 2;
+    if (existing > 0) existing += 2;
   }
 #pragma unroll
-  for (int i = 0; i <= 16; i += 4) copy_bytes<4>(i < 16 ? to + i : beside, from + i, min(max(existing - i, 0), 4));
+  for (int i = 0; i <= 16; i += 4) copy_bytes<4>(i < 16 ? to + i : fifth, from + i, min(max(existing - i, 0), 4));
 }
 
 // An operand in shared memory. What a lane multiplies is of 16 bytes of the depth, one after the other; four lanes have a step. So
 // a row along the depth is read in whole units, and of one across the depth, lanes find the same elements in as many units.
-// kDx: eight rows have the same elements at eight places of shared memory, too, as dx reads columns of g. kPiece: of how many bytes
-// a row along the depth is a multiple.
+// kDx: eight rows have the same elements at eight places of shared memory, too, as dx reads columns of g. kPiece: bytes that
+// are copied at once, whole numbers of which make a row along the depth. 2: rows begin in the middle of words, too, and words are
+// copied.
 template <class T, bool kAcross, bool kDx, int kPiece>
 class BwdOperand {
  public:
@@ -67,11 +67,11 @@ class BwdOperand {
       from_ = data + (static_cast<long long>(position_) * o.size + first) * sizeof(T) + unit_ * 16;
     } else {
       inner_ = p.inner;
-      each_ = p.each;
-      row_ = position_ / each_;
-      column_ = position_ - row_ * each_;
-      advance_rows_ = advance_ / each_;
-      advance_columns_ = advance_ - advance_rows_ * each_;
+      vectors_ = p.row_vectors;
+      row_ = position_ / vectors_;
+      column_ = position_ - row_ * vectors_;
+      advance_rows_ = advance_ / vectors_;
+      advance_columns_ = advance_ - advance_rows_ * vectors_;
       from_ = data + static_cast<long long>(first + line_) * inner_ * sizeof(T);
     }
   }
@@ -80,20 +80,20 @@ class BwdOperand {
   __device__ void copy(int at, int depth) {
     const int pitch = operand_.pitch;
     if constexpr (kAcross) {
-      const long long each = static_cast<long long>(operand_.size) * sizeof(T);
+      const long long position_bytes = static_cast<long long>(operand_.size) * sizeof(T);
       if (unit_ < rows_ / kWidth) {
         const char* from = from_;
 #pragma unroll 4
         for (int k = line_; k < depth; k += lines_) {
           copy_vector(shared_address(shared_at<char>(at + k * pitch + (unit_ ^ swizzle(k)))), from, position_ + (k - line_) < end_);
-          from += lines_ * each;
+          from += lines_ * position_bytes;
         }
       }
-      from_ += advance_ * each;
+      from_ += advance_ * position_bytes;
     } else {
       const bool exists = position_ < end_;
-      const long long line = static_cast<long long>(inner_) * sizeof(T);
-      const char* from = from_ + static_cast<long long>(row_) * operand_.size * line + column_ * 16;
+      const long long row_bytes = static_cast<long long>(inner_) * sizeof(T);
+      const char* from = from_ + static_cast<long long>(row_) * operand_.size * row_bytes + column_ * 16LL;
       const int count = exists ? min(kWidth, static_cast<int>(inner_ - column_ * kWidth)) : 0;
       unsigned to = shared_address(shared_at<char>(at + line_ * pitch + (unit_ ^ swizzle_along(line_))));
 #pragma unroll 4
@@ -103,15 +103,15 @@ class BwdOperand {
         } else if constexpr (kPiece > 2) {
           copy_pieces<kPiece>(to, from, count * static_cast<int>(sizeof(T)));
         } else {
-          copy_halves(to, shared_address(beside(at, m)), from, count * 2);
+          copy_halves(to, shared_address(fifth_word(at, m)), from, count * 2);
         }
-        from += lines_ * line;
+        from += lines_ * row_bytes;
         to += lines_ * pitch * 16;
       }
       row_ += advance_rows_;
       column_ += advance_columns_;
-      if (column_ >= each_) {
-        column_ -= each_;
+      if (column_ >= vectors_) {
+        column_ -= vectors_;
         ++row_;
       }
     }
@@ -121,12 +121,12 @@ class BwdOperand {
   // Pieces of 2 bytes: has each element of this thread's copies of a stage in its place. Where a row's first one is the second one
   // of a word, all are one place behind; as a block has an even number of lines at a time, of all rows of a thread or of none.
   __device__ void mend(int at, unsigned stage, int steps) const {
-    const unsigned row = (stage * steps * 4 + unit_) / each_;
+    const unsigned row = (stage * steps * 4 + unit_) / vectors_;
     if (!is_second(from_ + static_cast<long long>(row) * operand_.size * inner_ * sizeof(T))) return;
 #pragma unroll 4
     for (int m = line_; m < rows_; m += lines_) {
       uint4& v = *shared_at<uint4>(at + m * operand_.pitch + (unit_ ^ swizzle_along(m)));
-      const unsigned w[] = {v.x, v.y, v.z, v.w, *beside(at, m)};
+      const unsigned w[] = {v.x, v.y, v.z, v.w, *fifth_word(at, m)};
       v = {__funnelshift_r(w[0], w[1], 16), __funnelshift_r(w[1], w[2], 16), __funnelshift_r(w[2], w[3], 16),
            __funnelshift_r(w[3], w[4], 16)};
     }
@@ -179,9 +179,9 @@ class BwdOperand {
   }
 
  private:
-  // Where a thread has the last word of a unit that is in five words of device memory.
-  __device__ unsigned* beside(int at, int m) const {
-    return shared_at<unsigned>(at + operand_.beside) + m / lines_ * static_cast<int>(blockDim.x) + threadIdx.x;
+  // Where a thread has the last one of the five words that a unit is in.
+  __device__ unsigned* fifth_word(int at, int m) const {
+    return shared_at<unsigned>(at + operand_.fifths_at) + m / lines_ * static_cast<int>(blockDim.x) + threadIdx.x;
   }
 
   // Of the units of one of the depth: lanes that load together are at different ones of eight.
@@ -199,7 +199,7 @@ class BwdOperand {
   int unit_, line_, lines_;  // this thread's unit, and its first one of as many lines as threads have at a time
   const char* from_;
   unsigned position_, advance_, end_;  // in the depth
-  unsigned inner_, each_, row_, column_, advance_rows_, advance_columns_;
+  unsigned inner_, vectors_, row_, column_, advance_rows_, advance_columns_;
 };
 
 }  // namespace cuops

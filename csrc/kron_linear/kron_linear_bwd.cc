@@ -27,16 +27,18 @@ struct BwdPlan {
 };
 
 // Whether rows along the depth are no whole vectors.
-bool is_of_pieces(const BwdProblem& problem) {
+bool has_partial_vectors(const BwdProblem& problem) {
   return !problem.across_g && !problem.across_x && problem.inner * size_of(problem.dtype) % 16 != 0;
 }
 
 // Whether some of these begin in the middle of a word.
-bool is_of_halves(const BwdProblem& problem) { return is_of_pieces(problem) && problem.inner * size_of(problem.dtype) % 4 != 0; }
+bool has_partial_words(const BwdProblem& problem) {
+  return has_partial_vectors(problem) && problem.inner * size_of(problem.dtype) % 4 != 0;
+}
 
 // Elements of the depth, with those that are missing to whole vectors.
 std::int64_t depth_of(const BwdProblem& problem) {
-  return problem.rows * (is_of_pieces(problem) ? round_up(problem.inner, 16 / size_of(problem.dtype)) : problem.inner);
+  return problem.rows * (has_partial_vectors(problem) ? round_up(problem.inner, 16 / size_of(problem.dtype)) : problem.inner);
 }
 
 BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
@@ -46,7 +48,7 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   const std::int64_t depth = depth_of(problem);
   p.depth = static_cast<unsigned>(depth);
   p.inner = static_cast<unsigned>(problem.inner);
-  p.each = static_cast<unsigned>(ceil_div(problem.inner, 16 / bytes));
+  p.row_vectors = static_cast<unsigned>(ceil_div(problem.inner, 16 / bytes));
   // Blocks have tiles of one size, warps those of whole multiples.
   auto set_tile = [&](KronBwdOperand& o, std::int64_t size, int& blocks) {
     blocks = static_cast<int>(ceil_div(size, kBwdBlock));
@@ -74,8 +76,8 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
   // With dx, whole multiples of 8 rows of a stage have a thread for each vector, and its steps as many warps each.
   const int threads = static_cast<int>(round_up(32 * tiles * parts, 64));
   for (KronBwdOperand* o : {&p.g, &p.x}) {
-    if (!is_of_halves(problem)) continue;
-    o->beside = p.stage_units - (o == &p.x ? p.x_at : 0);
+    if (!has_partial_words(problem)) continue;
+    o->fifths_at = p.stage_units - (o == &p.x ? p.x_at : 0);
     p.stage_units += static_cast<int>(ceil_div(o->tile, threads / (p.steps * 4))) * threads / 4;
   }
   const int sums = parts > 1 ? tiles * kBwdTile * kBwdTile * std::max(bytes, 4) : 0;
@@ -103,8 +105,8 @@ bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
   const std::int64_t width = 16 / size_of(problem.dtype);
   auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
   const bool is_whole = in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in);
-  const bool end_in_words = !is_of_halves(problem) || problem.rows % 2 == 0 || (problem.out % 2 == 0 && problem.in % 2 == 0);
-  const bool has = hw.tuned >= 80 && (is_whole || is_of_pieces(problem)) && end_in_words &&
+  const bool end_in_words = !has_partial_words(problem) || problem.rows % 2 == 0 || (problem.out % 2 == 0 && problem.in % 2 == 0);
+  const bool has = hw.tuned >= 80 && (is_whole || has_partial_vectors(problem)) && end_in_words &&
                    (problem.across_x || !problem.across_g) && depth_of(problem) < INT32_MAX &&
                    std::max(problem.out, problem.in) < INT32_MAX && problem.out * problem.in < INT32_MAX;
   const bool finds_dx = problem.dtype != kFloat32 && !problem.across_x && std::max(problem.out, problem.in) <= kBwdBlock;
@@ -188,7 +190,7 @@ void kron_linear_bwd(TensorView dw, tvm::ffi::Optional<TensorView> dx, TensorVie
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
   const bool with_dx = problem.with_dx;  // not of float32
-  const int kind = is_of_pieces(problem) ? 4 + with_dx + 2 * is_of_halves(problem) : with_dx ? 3 : across_g + across_x;
+  const int kind = has_partial_vectors(problem) ? 4 + with_dx + 2 * has_partial_words(problem) : with_dx ? 3 : across_g + across_x;
   launch(kernels[dtype == kFloat32 && allow_tf32 ? 4 : dtype][kind], device, stream, plan.shape, &p);
   KronBwdSum sum{p.partial, data_of(dw), n, static_cast<int>(plan.blocks), dtype_of(dw, "dw")};
   const bool wide = sums == kFloat64;

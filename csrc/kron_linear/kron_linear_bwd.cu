@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(512) kron_bwd_sum_f64(const __grid_
 }
 
 // Instances, as kron_linear_bwd.cc asks for them: both operands along the depth, g along and x across, both across; both along it,
-// and dx; and both along it, in pieces that are no whole vectors.
+// and dx; and both along it, without dx and with it, in pieces of a vector and of a word.
 #define KRON_LINEAR_BWD_OF(name, ...)                                                                                    \
   extern "C" __global__ void __launch_bounds__(512, 1) kron_bwd_##name(const __grid_constant__ cuops::KronBwdParams p) { \
     cuops::wait_in_turn();                                                                                               \

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._kron_linear_factor_bwd import by_kernel, factor_gradient, has_both_of_pieces
+from ._kron_linear_factor_bwd import by_kernel, factor_gradient, in_chain, takes_both_of_first
 from ._kron_linear_fibers_bwd import (
     MANY,
     are_small,
@@ -31,7 +31,7 @@ Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[boo
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 # The smallest factors that have both gradients faster by one kernel than by that of groups, by an element's bytes; of
-# smaller ones, up to how many columns beyond them for each of their elements.
+# smaller ones, up to how many columns beyond them for each element of a square of their size.
 LEAST_SINGLE, FEW_BEYOND = {2: 3, 4: 8, 8: 8}, {2: 25, 4: 0, 8: 3}
 # The largest factors worth cutting a chain of GEMMs for, by an element's bytes.
 CUT = {2: 8, 4: 12, 8: 12}
@@ -105,8 +105,11 @@ def by_chain(
     needs_factors: Sequence[bool],
     kept: Sequence[Tensor] = (),
 ) -> Results:
-    stays = not kept and len(factors) == 2 and not turns(factors) and has_both_of_pieces(x, *factors)
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, by_kernel, kept, stays)
+    are_two = len(factors) == 2 and not kept and not turns(factors)
+    stays = are_two and needs_factors[0] and takes_both_of_first(x, *factors)
+    if stays:
+        dy = dy.contiguous()
+    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, in_chain, kept, stays)
 
 
 def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:

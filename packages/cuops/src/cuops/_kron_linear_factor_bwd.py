@@ -26,8 +26,8 @@ MOST_ALONE, TERMS_ALONE = 64, 1 << 16
 COLUMNS_IN_BATCH, ROWS_IN_BATCH, WIDE, ROWS_OF_WIDE = 1024, 48, 96, 8
 # The largest factors that one kernel for both gradients is faster for than two, and where columns beyond them are few.
 MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
-# Where rows along the sum are no whole vectors: terms for each row of a factor, and the largest one where they are no
-# whole words either.
+# Where rows along the sum are no whole vectors: terms for each row or column of a factor, and the largest factor where
+# they are no whole words either.
 DEEP_OF_PIECES, MOST_OF_HALVES = 40, 80
 
 
@@ -38,7 +38,7 @@ def _is_deep_of_pieces(width: int, rows: int, inner: int, size: int) -> bool:
 
 def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
     if layout == 0 and inner * width % VECTOR:
-        return _is_deep_of_pieces(width, rows, inner, size)
+        return size <= most[layout] and _is_deep_of_pieces(width, rows, inner, size)
     if (rows == 1 or inner == 1) and rows * inner < SHORTEST:
         return False
     if inner > 1 and inner <= 2 * size and rows > 2 * size:
@@ -84,14 +84,18 @@ def _partial_rows(
     return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, with_dx, device)
 
 
-def has_both_of_pieces(x: Tensor, first: Tensor, second: Tensor) -> bool:
-    """Whether `by_kernel` finds dx and the first one's gradient in place, where GEMMs would be slow."""
-    (o, i), (p, j), width = first.shape, second.shape, x.element_size()
-    rows = x.numel() // (i * j)
-    if p == 1 or p * width % VECTOR == 0:
+def _are_vectors(x: Tensor, inner: int) -> bool:
+    return inner * x.element_size() % VECTOR == 0
+
+
+def takes_both_of_first(x: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether `in_chain` finds dx and the first one's gradient of two factors whose state stays as it lies."""
+    (o, i), (p, j) = first.shape, second.shape
+    if p == 1 or _are_vectors(x, p):
         return False
-    layout = False, False
-    return _partial_rows(x.dtype, rows, p, o, i, *layout, True, tf32_allowed(x), x.device.index) > 0
+    rows, along = x.numel() // (i * j), {"across_g": False, "across_x": False}
+    tf32, device = tf32_allowed(x), x.device.index
+    return _partial_rows(x.dtype, rows, p, o, i, **along, with_dx=True, tf32=tf32, device=device) > 0
 
 
 def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
@@ -114,6 +118,11 @@ def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Te
     dx = None if w is None else torch.empty_like(x)
     library().kron_linear_bwd(dw, dx, partial, g, x, None if w is None else w.contiguous(), tf32)
     return dx, dw
+
+
+def in_chain(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
+    """`by_kernel` for a chain of GEMMs: dx, too, only where rows are no whole vectors, which these are slow for."""
+    return None if w is not None and _are_vectors(g, g.shape[2]) else by_kernel(g, x, w)
 
 
 def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
