@@ -16,6 +16,8 @@ parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
+if args.steps < 2:
+    parser.error(f"--steps: expected at least 2, of which the first is not timed, got {args.steps}")
 
 torch.manual_seed(0)
 heads = max(args.hidden_size // 128, 2)

@@ -18,7 +18,7 @@ speed = torch.zeros(pendulums, device=device)
 
 
 def move(angle, speed, torque):
-    """The next 1/20 s of a pendulum of 1 kg and 1 m; 2 Nm are a fifth of what lifts it."""
+    """The next 1/20 s of a pendulum of 1 kg and 1 m; 2 Nm are two fifths of what lifts it."""
     speed = (speed + 0.05 * (15 * torch.sin(angle) + 3 * torque)).clamp(-8, 8)
     return angle + 0.05 * speed, speed
 
