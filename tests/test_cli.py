@@ -94,6 +94,21 @@ def test_profile_of_no_calls_is_refused(capsys):
     assert "--calls: expected at least 1, got 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("run kron_linear", ["run", "kron", "x.npy", "y.npy", "--factor", "a.npy", "b.npy"]),
+        ("check", ["check", "rms_norm", "4", "64", "--dtype", "b", "h"]),
+    ],
+)
+def test_what_is_not_understood_is_answered_with_the_usage_of_its_command(command, arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.startswith(f"usage: cuops {command} ")) == (2, True)
+    assert f"unrecognized arguments: {arguments[-1]}" in said
+
+
 @pytest.mark.parametrize(("name", "shape"), [("--also", ["4", "64", "--also", "3xa"]), ("shape", ["3xa"])])
 def test_shapes_that_are_none_are_named(name, shape, capsys):
     with pytest.raises(SystemExit):

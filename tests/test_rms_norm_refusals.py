@@ -27,6 +27,8 @@ def test_bad_out_is_refused_by_name(device):
         ],
         x,
     )
+    with pytest.raises(TypeError, match=r"x: expected this machine's byte order, got [<>]f4"):
+        cuops.rms_norm(x.astype(x.dtype.newbyteorder()))
     tensor = torch.ones(2, 4, device=device)
     assert_refused([("out", TypeError, lambda out=out: cuops.rms_norm(tensor, out=out)) for out in (tensor, x)], tensor)
 

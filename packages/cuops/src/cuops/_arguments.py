@@ -71,6 +71,8 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
     elif not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
         got = type(value).__qualname__
         raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")
+    if is_ndarray(value) and not value.dtype.isnative:
+        raise TypeError(f"{name}: expected this machine's byte order, got {value.dtype.str}")
     if dtype_name(value.dtype) not in DTYPES:
         raise TypeError(f"{name}: expected float64, float32, float16 or bfloat16, got {value.dtype}")
     if like is None:

@@ -33,13 +33,13 @@ class VersionMismatchError(CuopsError):
 class DriverNotFoundError(CuopsError):
     """There is no NVIDIA driver (libcuda.so.1), or no GPU that it sees."""
 
-    command = "nvidia-smi  # where that fails: apt-get install nvidia-driver; in a container: docker run --gpus all"
+    command = "nvidia-smi  # which says why; without one: https://www.nvidia.com/drivers, or docker run --gpus all"
 
 
 class DriverTooOldError(CuopsError):
     """The NVIDIA driver is too old for every backend that is installed."""
 
-    command = "apt-get install nvidia-driver"
+    command = "nvidia-smi  # which says its version; a newer one: https://www.nvidia.com/drivers"
 
 
 class UnsupportedArchitectureError(CuopsError):

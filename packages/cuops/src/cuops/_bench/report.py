@@ -82,6 +82,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
+FOOTNOTE = (
+    "roof: this device's own copy of as many bytes; to best peer: cuops's time / the fastest other's, below 1 is faster"
+)
+
+
 def comparison(records: Sequence[dict[str, Any]]) -> str:
     """Microseconds and the fraction of the roof, a row a case and a column an implementation."""
     names = list(dict.fromkeys(name for record in records for name in record["results"]))
@@ -94,7 +99,7 @@ def comparison(records: Sequence[dict[str, Any]]) -> str:
         rows.append([*row, f"{record['to_best_peer']:.3f}" if "to_best_peer" in record else ""])
     text = table(["µs, fraction of the roof", "roof", *names, "to best peer"], rows)
     failures = {(name, r["failure"]) for record in records for name, r in record["results"].items() if "failure" in r}
-    return "\n".join([text, *(f"{name} fails: {why}" for name, why in sorted(failures))])
+    return "\n".join([text, FOOTNOTE, *(f"{name} fails: {why}" for name, why in sorted(failures))])
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

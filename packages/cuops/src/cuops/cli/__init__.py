@@ -36,13 +36,15 @@ def parser() -> argparse.ArgumentParser:
             name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         module.arguments(command)
-        command.set_defaults(run=module.main)
+        command.set_defaults(run=module.main, parser=command)
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code. A user's mistake and a broken installation are a line each."""
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(options.run(options))
     except BrokenPipeError:  # is no mistake: see `command`

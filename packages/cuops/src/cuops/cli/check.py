@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .._bench.case import Case
 
 
+OWN = "own: other random numbers, of which mean and deviation are compared"
 MOST_SIZES = 60  # PyTorch's tensors have at most 64 dimensions, of which implementations need some
 
 
@@ -97,21 +98,24 @@ def main(options: argparse.Namespace) -> int:
         arguments = case.module.inputs(case, options.device)
         exact = case.module.reference_norms(case, arguments)
         rows: list[list[Any]] = [["reference", name, f"{norm:.9g}", "", ""] for name, norm in exact.items()]
-        failures = []
+        notes = []
         for name, function in functions.items():
             try:
                 computed = case.module.results(case, function, arguments)
                 errors = case.module.errors(case, computed, arguments)
-            except Exception as error:  # a peer may fail in any way, and the others are still to be compared
-                rows.append([name, type(error).__name__, "", "", "fails"])
-                failures.append(f"{name} fails: {why(error)}")
+            except Exception as failed:  # a peer may fail in any way, and the others are still to be compared
+                rows.append([name, type(failed).__name__, "", "", "fails"])
+                notes.append(f"{name} fails: {why(failed)}")
                 wrong |= name == "cuops"
                 continue
             for result, largest in errors.items():
                 agrees = largest <= case.tolerance
                 wrong |= name == "cuops" and not agrees
                 norm = torch.linalg.vector_norm(computed[result].double()).item()
-                rows.append([name, result, f"{norm:.9g}", f"{largest:.2e}", "agrees" if agrees else "DIFFERS"])
+                error = "" if result == "own" else f"{largest:.2e}"
+                rows.append([name, result, f"{norm:.9g}", error, "agrees" if agrees else "DIFFERS"])
         print(f"{case.kind} {case.title} on {options.device}, at most {case.tolerance:.1e} from the reference")
-        print("\n".join([table(["implementation", "result", "norm", "error", ""], rows), *failures]), end="\n\n")
+        if any(row[1] == "own" for row in rows):
+            notes.insert(0, OWN)
+        print("\n".join([table(["implementation", "result", "norm", "error", ""], rows), *notes]), end="\n\n")
     return int(wrong)

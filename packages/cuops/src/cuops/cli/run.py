@@ -66,6 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         function = getattr(cuops, name)
         short = [alias for alias, of in SHORT_NAMES.items() if of == name]
         command = commands.add_parser(name, aliases=short, help=(function.__doc__ or "").partition("\n")[0])
+        command.set_defaults(parser=command)
         command.add_argument("input", metavar="IN", help="FILE.npy, FILE.safetensors or FILE.safetensors:NAME")
         command.add_argument("output", metavar="OUT", type=Path, help="FILE.npy or FILE.safetensors")
         if not isinstance(operator, RowOperator):
@@ -75,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is")
         for option in operator.lists:
             command.add_argument(
-                f"--{option}", metavar="FILE", action="append", default=[], help="give it once or more"
+                f"--{option}", metavar="FILE", action="append", default=[], help="give it once for each file"
             )
         for number, default in operator.numbers.items():
             command.add_argument(
