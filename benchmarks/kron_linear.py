@@ -43,7 +43,7 @@ GRID_ELEMENTS = 1 << 26  # of x: a bound on memory, and on time
 # Problems drawn at random: how many, and of what batches, numbers of factors and sizes.
 RANDOM, RANDOM_SEED = 90, 1
 RANDOM_BATCHES, RANDOM_COUNTS = (1, 2, 5, 16, 33, 64, 100, 256, 500, 1024, 3000, 8192), (1, 2, 2, 2, 3, 3, 4, 5)
-RANDOM_SIZES = (*range(2, 9), *range(10, 21, 2), *range(24, 65, 4), 72, 80, 86, 96, 100, 112, 120, 128)
+RANDOM_SIZES = (*range(2, 21), *range(24, 65, 4), 29, 43, 67, 71, 72, 80, 86, 91, 96, 100, 112, 119, 120, 128)
 TINY = 1 << 20  # elements: such cases are replayed in a row, as launching takes longer than they do
 
 
