@@ -31,13 +31,17 @@ MOST_BOTH, MOST_BOTH_OF_FEW = {2: 64, 8: 48}, 80
 DEEP_OF_PIECES, MOST_OF_HALVES = 40, 80
 
 
+def _are_vectors(width: int, inner: int) -> bool:
+    return inner * width % VECTOR == 0
+
+
 def _is_deep_of_pieces(width: int, rows: int, inner: int, size: int) -> bool:
     most = MOST_OF_HALVES if inner * width % 4 else MOST_OF_MANY
     return size <= most and rows * inner >= DEEP_OF_PIECES * size
 
 
 def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int, layout: int) -> bool:
-    if layout == 0 and inner * width % VECTOR:
+    if layout == 0 and not _are_vectors(width, inner):
         return size <= most[layout] and _is_deep_of_pieces(width, rows, inner, size)
     if (rows == 1 or inner == 1) and rows * inner < SHORTEST:
         return False
@@ -55,7 +59,7 @@ def _is_faster(width: int, most: Sequence[int], rows: int, inner: int, size: int
 
 
 def _are_both_faster(width: int, rows: int, inner: int, size: int) -> bool:
-    if inner * width % VECTOR:
+    if not _are_vectors(width, inner):
         return _is_deep_of_pieces(width, rows, inner, size)
     return size <= MOST_BOTH[width] or (size <= MOST_BOTH_OF_FEW and 64 < inner <= 2 * size)
 
@@ -84,14 +88,10 @@ def _partial_rows(
     return library().kron_linear_bwd_partial_rows(DTYPES[dtype], rows, inner, o, i, across_g, across_x, with_dx, device)
 
 
-def _are_vectors(x: Tensor, inner: int) -> bool:
-    return inner * x.element_size() % VECTOR == 0
-
-
 def takes_both_of_first(x: Tensor, first: Tensor, second: Tensor) -> bool:
     """Whether `in_chain` finds dx and the first one's gradient of two factors whose state stays as it lies."""
     (o, i), (p, j) = first.shape, second.shape
-    if p == 1 or _are_vectors(x, p):
+    if p == 1 or _are_vectors(x.element_size(), p):
         return False
     rows, along = x.numel() // (i * j), {"across_g": False, "across_x": False}
     tf32, device = tf32_allowed(x), x.device.index
@@ -122,7 +122,7 @@ def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Te
 
 def in_chain(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
     """`by_kernel` for a chain of GEMMs: dx, too, only where rows are no whole vectors, which these are slow for."""
-    return None if w is not None and _are_vectors(g, g.shape[2]) else by_kernel(g, x, w)
+    return None if w is not None and _are_vectors(g.element_size(), g.shape[2]) else by_kernel(g, x, w)
 
 
 def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
