@@ -10,7 +10,8 @@ import tracemalloc
 import pytest
 import torch
 from cuops import _kron_linear_fused, _kron_linear_gemm, reference
-from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of, sum_of_products
+from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of
+from cuops._kron_linear_sums import sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, Largest, OneLaunch, arguments, check, close, exact_gradients, make
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cuops import _kron_linear_bwd, _kron_linear_factor_bwd, _kron_linear_fused
 from cuops._kron_linear_factor_bwd import by_kernel, factor_gradient
-from cuops._kron_linear_gemm import sum_of_products
+from cuops._kron_linear_sums import sum_of_products
 from kron_samples import DTYPES, assert_repeatable, exact_gradients, random
 
 pytestmark = pytest.mark.gpu

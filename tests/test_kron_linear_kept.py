@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 from cuops import _kron_linear_bwd, _kron_linear_fused, _kron_linear_gemm, _kron_linear_kept, reference
-from cuops._kron_linear_gemm import product_of, sum_of_products
+from cuops._kron_linear_gemm import product_of
+from cuops._kron_linear_sums import sum_of_products
 from kron_samples import OneLaunch, check, close, exact_gradients, make
 
 

@@ -8,7 +8,7 @@ import math
 import cuops
 import pytest
 import torch
-from cuops import _kron_linear_gemm
+from cuops import _kron_linear_sums
 from cuops._kron_linear_gemm import chain_of_matmuls_backward
 from kron_exact import arguments, distance, gradients
 from kron_samples import DTYPES, assert_repeatable, random
@@ -54,7 +54,7 @@ def of_sums(depth, dtype):
     ],
 )
 def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, dtype, monkeypatch):
-    monkeypatch.setattr(_kron_linear_gemm, "_parts", lambda *_: 1)  # by which a sum of GEMMs loses less
+    monkeypatch.setattr(_kron_linear_sums, "_parts", lambda *_: 1)  # by which a sum of GEMMs loses less
     x, dy, factors = arguments(rows, sizes, dtype)
     if dtype == torch.float32:  # where every row has a scale of its own
         dy = dy * torch.logspace(-3, 3, rows, device="cuda")[:, None]

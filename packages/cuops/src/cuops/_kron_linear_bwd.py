@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ._kron_linear_copies import swapped
 from ._kron_linear_factor_bwd import by_kernel, factor_gradient, in_chain, takes_both_of_first
 from ._kron_linear_fibers_bwd import (
     MANY,
@@ -20,7 +21,7 @@ from ._kron_linear_fibers_bwd import (
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place
-from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, swapped, turns
+from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, VECTOR, library, tf32_allowed
-from ._kron_linear_gemm import sum_of_products
+from ._kron_linear_sums import sum_of_products
 
 # The largest factors that the library's kernel is faster for, by the bytes of an element, and of TF32: with both
 # operands along the sum, with x across it, and with both across it.

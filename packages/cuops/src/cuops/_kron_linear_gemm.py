@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _backend
-from ._transforms import PLAIN, is_batched
+from ._kron_linear_copies import swapped
+from ._kron_linear_sums import LAUNCH, is_sum_in_batch, sum_of_products, tiles
 from .reference import elements_between
 
 # For a factor's gradient, and that of what it is applied to where the factor is given; None where it is slower.
@@ -19,51 +18,16 @@ Kernel = Callable[[Tensor, Tensor, "Tensor | None"], "tuple[Tensor | None, Tenso
 Held = MutableSequence[Tensor]  # of one tensor: whoever takes it out decides when its memory is free
 
 # What a batch of products takes beside one GEMM, and copies beside a batch, as bytes that are moved, fitted to 1300
-# problems a dtype on an H100. By an element's bytes: for each tile of results, of TILE rows and columns; for a product
-# of columns that are missing to a multiple of STRIP; for a byte of 16-bit operands whose rows are no whole vectors;
-# for a launch.
-TILE, OF_TILE, STRIP, MISSING, UNALIGNED, LAUNCH = 64, {2: 300, 4: 800, 8: 1900}, 32, 0.07, 0.45, 1.5e6
-# A factor's gradient, likewise: for each tile of a row's product; for a byte of these, which are then added up; for a
-# term of a row's sum, one of which comes after the other.
-OF_TILE_ADDED, ADDED, TERM = 1300, 0.45, {2: 1e4, 4: 2e4, 8: 5e3}
-ROOM = 3 << 19  # elements of these products, which otherwise are no more than those of x or of dy
+# problems a dtype on an H100. By an element's bytes: for each tile of results; for a product of columns that
+# are missing to a multiple of STRIP; for a byte of 16-bit operands whose rows are no whole vectors.
+OF_TILE, STRIP, MISSING, UNALIGNED = {2: 300, 4: 800, 8: 1900}, 32, 0.07, 0.45
 # Up to which a batch of small products, of a factor without columns beyond it, is faster than one GEMM: products, by an
 # element's bytes; elements, and rows.
 FEW_PRODUCTS, FEW_ELEMENTS, FEW_ROWS = {2: 1 << 20, 4: 3 << 20, 8: 3 << 19}, 1 << 15, 1024
-# Of few rows with long sums, each is added by a GEMM of its own: of up to how many, by an element's bytes, as 16 bits
-# round each; and from how many bytes of a row of both operands on.
-ROWS_ADDED, BYTES_ADDED = {2: 2, 4: 16, 8: 16}, 12e6
 # Of two factors, products of the first one's rows, up to which two batches are faster; rows of the second one, from how
 # many on else nothing is rearranged between these: after a larger one, and else.
 MOST_BATCHES, ACROSS, LEAST_ACROSS = 1 << 21, 26, 18
-# The least rows and columns of matrices that the library transposes faster than PyTorch, by an element's bytes.
-LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
 MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which PyTorch takes 64
-
-
-class Parting(NamedTuple):
-    """How a sum along one axis is divided: of so many terms, for up to so many sums, into a batch of parts.
-
-    A part's terms are added up one after the other, then the parts are, beside those of other tiles. So there are as
-    many parts as `of_root` times the square root of the terms for a tile.
-    """
-
-    of_root: float
-    least_terms: int
-    most_sums: int
-    tile: int = TILE
-
-
-ALIGNED = 0  # 16 bits, in a gradient of whole vectors either way: the vendor's GEMM divides such sums itself
-# A sum along one axis, by an element's bytes or ALIGNED; terms that are wanted of a part at least; up to how many times
-# more or fewer parts may be what divides the sum.
-PARTINGS = {
-    ALIGNED: Parting(0.6, 1500, 26_000),
-    2: Parting(1.6, 0, 17_000),
-    4: Parting(2.0, 0, 26_000),
-    8: Parting(1.05, 300, 26_000, tile=32),
-}
-SHORTEST_PART, NEAR = 24, 4
 
 
 def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -79,37 +43,6 @@ def product_of(factors: Sequence[Tensor]) -> Tensor:
     return functools.reduce(torch.kron, [w.reshape(-1).view(w.shape) for w in factors])
 
 
-def _is_read(t: Tensor) -> bool:
-    """Whether the library's own kernels may read t, of which nothing but its elements then matters."""
-    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not is_batched(t)
-    return is_plain and t.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
-
-
-def _is_swapped(t: Tensor) -> bool:
-    """Whether the library copies the transposes of t, (n, a, b): faster than PyTorch, which does the narrow ones."""
-    if not _is_read(t) or t.shape[0] == 1 or min(t.shape[1:]) < LEAST_SWAPPED[t.element_size()]:
-        return False
-    return not t.mT.is_contiguous()
-
-
-def swapped(t: Tensor) -> Tensor:
-    """t.mT, of (n, a, b), to be reshaped to one matrix: without gaps where `_is_swapped`."""
-    if not _is_swapped(t):
-        return t.mT
-    y = t.new_empty(t.shape[0], t.shape[2], t.shape[1])
-    _backend.library().kron_linear_transpose(y, t)
-    return y
-
-
-def summed(t: Tensor) -> Tensor:
-    """The sum of t over its first dimension."""
-    if not _is_read(t):
-        return t.sum(0)
-    y = t.new_empty(t.shape[1:])
-    _backend.library().kron_linear_sum(y, t)
-    return y
-
-
 def _is_small(state: Tensor, w: Tensor) -> bool:
     """Whether the library's GEMM is slower than a batch of a product a row, of a factor without columns beyond it."""
     few = state.shape[0] <= FEW_ROWS and state.numel() < FEW_ELEMENTS
@@ -117,14 +50,10 @@ def _is_small(state: Tensor, w: Tensor) -> bool:
     return few and odd and state.shape[0] * w.numel() <= FEW_PRODUCTS[w.element_size()]
 
 
-def _tiles(o: int, i: int, tile: int = TILE) -> int:
-    return -(-o // tile) * -(-i // tile)
-
-
 def _is_in_batch(rows: int, w: Tensor, rest: int, copied: int, launches: int = 2) -> bool:
     """Whether a batch of products, of `rest` columns each, is faster than one GEMM and copies of so many elements."""
     (o, i), width = w.shape, w.element_size()
-    cost = OF_TILE[width] * _tiles(o, rest) + MISSING * (-rest % STRIP) * max(o, STRIP) * i
+    cost = OF_TILE[width] * tiles(o, rest) + MISSING * (-rest % STRIP) * max(o, STRIP) * i
     cost += UNALIGNED * width * rest * (o + i) if width == 2 and rest % 8 else 0.0
     return rows * cost <= copied * width + launches * LAUNCH
 
@@ -236,62 +165,6 @@ def chain_of_matmuls(
     return _apply_factor(held, factors[0], bias).reshape(out_shape(x, factors))
 
 
-@functools.lru_cache(4096)
-def _parts(terms: int, o: int, i: int, kind: int) -> int:
-    """Into how many equal parts to divide a sum along one axis, which one GEMM leaves to few multiprocessors."""
-    by = PARTINGS[kind]
-    wanted = min(terms / SHORTEST_PART, by.of_root * math.sqrt(terms / _tiles(o, i, by.tile)))
-    if wanted < 2 or terms < by.least_terms or o * i > by.most_sums:
-        return 1
-    most = min(wanted * NEAR, max(ROOM, terms * max(o, i)) / (o * i))
-    near = [p for p in range(max(2, math.ceil(wanted / NEAR)), int(most) + 1) if terms % p == 0]
-    return min(near, key=lambda p: max(p / wanted, wanted / p), default=1)
-
-
-def _parted(t: Tensor, parts: int) -> Tensor:
-    """(parts, size, terms of a part), of (terms, size, 1) or (1, size, terms)."""
-    _, size, inner = t.shape
-    return t.reshape(parts, -1, size).mT if inner == 1 else t.reshape(size, parts, -1).transpose(0, 1)
-
-
-def _row_after_row(g: Tensor, x: Tensor) -> Tensor:
-    """`sum_of_products` by a GEMM for each row, which adds to those before."""
-    dw = g[0] @ x[0].mT
-    for k in range(1, len(g)):
-        dw.addmm_(g[k], x[k].mT)
-    return dw
-
-
-def _is_sum_in_batch(g: Tensor, x: Tensor) -> bool:
-    """Whether a batch of products and their sum are faster than one GEMM of copies of what does not lie across."""
-    (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
-    if min(o, i) > inner and rows * o * i > ROOM:
-        return False
-    cost = OF_TILE_ADDED * _tiles(o, i) + ADDED * o * i * width
-    copied = sum(t.numel() for t in (g, x) if not t.mT.is_contiguous())
-    return rows * cost + TERM[width] * inner <= copied * width + 2 * LAUNCH
-
-
-def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
-    """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
-    (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
-    is_known = all(isinstance(n, int) for n in (rows * inner, o, i))  # and not what a graph leaves open
-    if is_known and (rows == 1 or inner == 1):
-        kind = ALIGNED if width == 2 and o % 8 == i % 8 == 0 else width
-        if (parts := _parts(rows * inner, o, i, kind)) > 1:
-            return summed(torch.bmm(_parted(g, parts), _parted(x, parts).mT))
-    if rows == 1:
-        return g[0] @ x[0].mT
-    few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner * (o + i) * width >= BYTES_ADDED
-    if few_long and not is_batched(g):  # for which there is no rule to add in place
-        return _row_after_row(g, x)
-    if inner == 1:
-        return g.squeeze(-1).mT @ x.squeeze(-1)
-    if _is_sum_in_batch(g, x):
-        return summed(torch.bmm(g, x.mT))
-    return sum_of_products(*(swapped(t).reshape(rows * inner, -1, 1) for t in (g, x)))
-
-
 def _gradient(g: Tensor, x: Tensor, kernel: Kernel | None) -> Tensor:
     found = None if kernel is None else kernel(g, x, None)
     return sum_of_products(g, x) if found is None else found[1]
@@ -312,7 +185,7 @@ def _back_through_product(
             return both
         if alone := kernel(grads, state, None):
             dw, state = alone[1], None
-    sums_in_batch = state is None or (inner > 1 and _is_sum_in_batch(grads, state))
+    sums_in_batch = state is None or (inner > 1 and is_sum_in_batch(grads, state))
     launches = 2 if is_across else 3
     in_batch = inner > 1 and _is_in_batch(rows, w.mT, inner, rows * inner * o + copied, launches)
     flat = None if sums_in_batch and (in_batch or not needs_state) else swapped(grads).reshape(rows * inner, o)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from . import _higher_derivatives, _kron_linear_bwd, _kron_linear_kept, reference
+from ._kron_linear_copies import summed
 from ._kron_linear_fused import fused_chain
-from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape, summed
+from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
 from ._transforms import is_batched, is_transformed
 
 library = torch.library.Library("cuops", "FRAGMENT")
