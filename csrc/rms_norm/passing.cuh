@@ -6,8 +6,9 @@
 
 namespace cuops {
 
-// Lines that L2 keeps longest let memory serve reads and writes side by side a few percent faster on Hopper (docs/design.md). They
-// would outlive the kernel and take room from those after it, so what may still be there at the end is to be released.
+// Lines that L2 keeps longest let memory serve reads and writes side by side a few percent faster on Hopper
+// (docs/design/rms_norm.md). They would outlive the kernel and take room from those after it, so what may still be there at the end
+// is to be released.
 class Passing {
  public:
   __device__ explicit Passing(bool lasts) {

@@ -110,7 +110,7 @@ std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
 }
 
 // The kernels whose rows stay in registers, where one of them is for the problem: what is fastest where, as measured
-// (docs/design.md).
+// (docs/design/rms_norm.md).
 std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
   using Found = std::pair<Variant, LaunchShape>;
   const std::int64_t rows = problem.rows, packs = problem.packs();

@@ -7,7 +7,7 @@
 namespace cuops {
 namespace {
 
-// What the model assumes, measured on an H200 and scaled by multiprocessors elsewhere (docs/design.md).
+// What the model assumes, measured on an H200 and scaled by multiprocessors elsewhere (docs/design/kron_linear.md).
 constexpr double kClock = 1.7;                   // GHz
 constexpr double kBandwidth = 30.0;              // bytes a nanosecond a multiprocessor, at most
 constexpr double kLaunch = 2500;                 // ns
