@@ -7,7 +7,14 @@ import math
 
 import pytest
 import torch
-from cuops import _kron_linear_bwd, _kron_linear_fused, _kron_linear_gemm, _kron_linear_kept, reference
+from cuops import (
+    _kron_linear_bwd,
+    _kron_linear_cuts,
+    _kron_linear_fused,
+    _kron_linear_gemm,
+    _kron_linear_kept,
+    reference,
+)
 from cuops._kron_linear_gemm import product_of
 from cuops._kron_linear_sums import sum_of_products
 from kron_samples import OneLaunch, check, close, exact_gradients, make
@@ -49,11 +56,13 @@ def _no_kernels(monkeypatch):
     monkeypatch.setattr(_kron_linear_bwd, "takes_both_of_first", lambda *_: False)
     for time in ("time_of_products", "time_of_slices"):
         monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
-    for plan in ("plan_of_fibers", "groups_of_fibers"):
-        monkeypatch.setattr(_kron_linear_bwd, plan, lambda *_: None)
+    for module in (_kron_linear_bwd, _kron_linear_cuts):
+        monkeypatch.setattr(module, "plan_of_fibers", lambda *_: None)
+    monkeypatch.setattr(_kron_linear_bwd, "groups_of_fibers", lambda *_: None)
     for module in (_kron_linear_bwd, _kron_linear_kept):
         monkeypatch.setattr(module, "apply", product_of_rows)
         monkeypatch.setattr(module, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
+    for module in (_kron_linear_bwd, _kron_linear_cuts, _kron_linear_kept):
         monkeypatch.setattr(module, "two_of_a_size", lambda *_: None)
 
 
@@ -216,25 +225,26 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
 )
 @pytest.mark.usefixtures("_no_kernels")
 def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "MERGED", most)
-    monkeypatch.setitem(_kron_linear_bwd.MANY, 8, 1)
+    monkeypatch.setattr(_kron_linear_cuts, "MERGED", most)
+    monkeypatch.setitem(_kron_linear_cuts.MANY, 8, 1)
     x, dy, factors = strided_arguments(sizes)
-    assert [g.stop - g.start for g in _kron_linear_bwd._merged(x, factors)] == groups
+    assert [g.stop - g.start for g in _kron_linear_cuts.merged(x, factors)] == groups
     check_gradients(x, dy, factors)
 
 
 @pytest.mark.usefixtures("_no_kernels")
 def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch):
-    monkeypatch.setitem(_kron_linear_bwd.MANY, 2, 1)
+    monkeypatch.setitem(_kron_linear_cuts.MANY, 2, 1)
     merged = {}
     for dtype in (torch.float16, torch.bfloat16):
         factors = [make((12, 12), dtype, seed=k) for k in range(4)]
-        merged[dtype] = len(_kron_linear_bwd._merged(make((2, 12**4), dtype), factors))
+        merged[dtype] = len(_kron_linear_cuts.merged(make((2, 12**4), dtype), factors))
     assert merged == {torch.float16: 0, torch.bfloat16: 2}
     x, dy = make((640, 12**3), torch.float16), make((640, 12**3), torch.float16, seed=9)
     factors = [make((12, 12), torch.float16, seed=k) * (1, 90, 90)[k] for k in range(3)]
-    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: [1])
-    monkeypatch.setattr(_kron_linear_bwd, "are_small", lambda *_: False)
+    monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
+    for module in (_kron_linear_bwd, _kron_linear_cuts):
+        monkeypatch.setattr(module, "are_small", lambda *_: False)
     dx, dfactors = _kron_linear_bwd.fused_backward(dy * 1e-6, x * 1e-3, factors, True, [True] * 3)
     assert all(d.isfinite().all() for d in (dx, *dfactors))
 
@@ -260,12 +270,12 @@ def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch
 def test_a_chain_is_cut_where_a_kernel_for_small_factors_is_worth_it(
     rows, sizes, dtype, is_cut, is_cut_rather_than_kept, monkeypatch
 ):
-    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: [1])
-    monkeypatch.setattr(_kron_linear_bwd, "two_of_a_size", lambda *_: (1, 64))  # what comes before the small one
-    monkeypatch.setattr(_kron_linear_bwd, "_cut_before_squares", lambda *_: 0)
+    monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
+    monkeypatch.setattr(_kron_linear_cuts, "two_of_a_size", lambda *_: (1, 64))  # what comes before the small one
+    monkeypatch.setattr(_kron_linear_cuts, "_cut_before_squares", lambda *_: 0)
     x, factors = make((rows, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
-    assert (_kron_linear_bwd._cut(x, factors) > 0) == is_cut
-    assert (_kron_linear_bwd._cut(x, factors, keeps=True) > 0) == is_cut_rather_than_kept
+    assert (_kron_linear_cuts.cut_of(x, factors) > 0) == is_cut
+    assert (_kron_linear_cuts.cut_of(x, factors, keeps=True) > 0) == is_cut_rather_than_kept
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -283,18 +293,19 @@ def test_a_chain_is_cut_where_a_kernel_for_small_factors_is_worth_it(
 )
 @pytest.mark.usefixtures("_no_kernels")
 def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, kernel, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "FEW", 1 << 20)
-    monkeypatch.setattr(_kron_linear_bwd, "FROM_TWO", 0)
-    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
+    monkeypatch.setattr(_kron_linear_cuts, "FEW", 1 << 20)
+    monkeypatch.setattr(_kron_linear_cuts, "FROM_TWO", 0)
+    for module in (_kron_linear_bwd, _kron_linear_cuts):
+        monkeypatch.setattr(module, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
     monkeypatch.setattr(_kron_linear_bwd, "backward_of_fibers", backward_of_product)
     x, dy, factors = strided_arguments(sizes)
-    assert _kron_linear_bwd._cut(x, factors) > 0
+    assert _kron_linear_cuts.cut_of(x, factors) > 0
     check_gradients(x, dy, factors)
 
 
 @pytest.mark.parametrize(("sizes", "cut"), [([(14, 16), (3, 2), (17, 20)], 1), ([(14, 16), (3, 2), (17, 40)], 0)])
 @pytest.mark.usefixtures("_no_kernels")
 def test_factors_are_not_parted_where_the_last_ones_make_much_less_of_x(sizes, cut, monkeypatch):
-    monkeypatch.setattr(_kron_linear_bwd, "plan_of_fibers", lambda *_: [1])
+    monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
     x, _, factors = strided_arguments(sizes)
-    assert _kron_linear_bwd._cut(x, factors) == cut
+    assert _kron_linear_cuts.cut_of(x, factors) == cut

@@ -6,45 +6,30 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
 from ._kron_linear_copies import swapped
+from ._kron_linear_cuts import NARROW, cut_of, merged, others_come_first
 from ._kron_linear_factor_bwd import by_kernel, factor_gradient, in_chain, takes_both_of_first
 from ._kron_linear_fibers_bwd import (
-    MANY,
     are_small,
     backward_of_fibers,
     groups_of_fibers,
-    in_fours,
     plan_of_fibers,
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place
-from ._kron_linear_gemm import chain_of_matmuls_backward, most_between, product_of, turns
+from ._kron_linear_gemm import chain_of_matmuls_backward, product_of, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
-from .reference import elements_between
 
 Results: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
 Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Results]"
 
-NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size
 # The smallest factors that have both gradients faster by one kernel than by that of groups, by an element's bytes; of
 # smaller ones, up to how many columns beyond them for each element of a square of their size.
 LEAST_SINGLE, FEW_BEYOND = {2: 3, 4: 8, 8: 8}, {2: 25, 4: 0, 8: 3}
-# The largest factors worth cutting a chain of GEMMs for, by an element's bytes.
-CUT = {2: 8, 4: 12, 8: 12}
-# Of two factors, from FROM_TWO elements on, and of fewer than FEW unless in float64. Of three with kept states, from
-# FROM_THREE on where the least factor is no larger than LEAST_OF_THREE, and of fewer than FEW.
-CUT_OF_TWO, FROM_TWO, LEAST_OF_THREE, FROM_THREE, FEW = 5, 1 << 18, {2: 3, 4: 5, 8: 5}, 1 << 19, 1 << 14
-# How much more than with the chain, at most, what lies between the factors may then be.
-MORE_BETWEEN = 1.3
-# From MANY elements on, products of neighbours of up to MERGED are faster as one; in bfloat16, of factors of more than
-# 8 and up to NARROW, products of up to MERGED_NARROW, from more elements on where all are 16.
-MERGED, LEAST_MERGED = 64, 8
-MERGED_NARROW, FROM_16 = 256, 1 << 24
 
 
 class Kept(NamedTuple):
@@ -117,7 +102,7 @@ def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
     """What finds all gradients in the least time. `keeps`: whether `by_chain` would have states that were kept."""
     if found := at_once(x, factors):
         return found
-    if cut := _cut(x, factors, keeps):
+    if cut := cut_of(x, factors, keeps):
         return lambda dy, x, factors, *needs: _backward_in_two(dy, x, factors, cut, *needs)
     return by_chain
 
@@ -136,49 +121,9 @@ def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
         return lambda dy, x, factors, *needs: backward_of_fibers(dy, x, factors, groups, 1, *needs)
     if squares:
         return lambda dy, x, factors, *needs: backward_of_squares(dy, x, factors, *squares, *needs)
-    if parts := _merged(x, factors):
+    if parts := merged(x, factors):
         return lambda dy, x, factors, *needs: _backward_of_merged(dy, x, factors, parts, *needs)
     return None
-
-
-def _cut(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> int:
-    """How many factors to find the gradients of apart from those of the others: 0 where a chain of GEMMs is better.
-
-    As where the last factors make much less of x, and only a chain begins with them.
-    """
-    cut = _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors, keeps)
-    if cut == 0 or _others_come_first(factors[:cut], factors[cut:]):
-        return cut
-    return 0 if is_larger_from_first(factors) else cut
-
-
-def is_larger_from_first(factors: Sequence[Tensor]) -> bool:
-    """Whether to begin with the first factor leaves far more in between than to begin with the last one."""
-    sizes = [w.shape for w in factors]
-    return sum(elements_between(sizes)) > MORE_BETWEEN * sum(elements_between(sizes[::-1]))
-
-
-def _merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
-    """The groups of neighbours whose products are factors that take less time; none where single ones do.
-
-    Of float16, products of elements may leave its range.
-    """
-    sizes, least = [max(w.shape) for w in factors], min(min(w.shape) for w in factors)
-    if x.element_size() == 2 and least > 8 and max(sizes) <= NARROW and in_fours(factors):
-        most, start = MERGED_NARROW, FROM_16 if least == 16 else MANY[2]
-    else:
-        most, start = MERGED, MANY[x.element_size()]
-    if x.dtype == torch.float16 or least < LEAST_MERGED or x.numel() < start:
-        return []
-    groups: list[slice] = []
-    end = len(factors)
-    while end > 0:
-        first = end - 1
-        while first > 0 and math.prod(sizes[first - 1 : end]) <= most:
-            first -= 1
-        groups.insert(0, slice(first, end))
-        end = first
-    return groups if len(groups) < len(factors) else []
 
 
 def _backward_of_merged(
@@ -192,65 +137,13 @@ def _backward_of_merged(
     """`fused_backward` of the groups' products, whose gradients are then taken apart."""
     if len(groups) > 1 and groups[0].stop == 1 and max(factors[0].shape) <= NARROW:  # on which a GEMM would be slow
         return _backward_in_two(dy, x, factors, 1, needs_x, needs_factors)
-    merged = [product_of(factors[group]) for group in groups]
-    dx, found = fused_backward(dy, x, merged, needs_x, [any(needs_factors[group]) for group in groups])
+    products = [product_of(factors[group]) for group in groups]
+    dx, found = fused_backward(dy, x, products, needs_x, [any(needs_factors[group]) for group in groups])
     dfactors: list[Tensor | None] = []
     for group, dw in zip(groups, found, strict=True):
         parts = factors[group]
         dfactors += [None] * len(parts) if dw is None else unmerge(dw, parts, needs_factors[group])
     return dx, dfactors
-
-
-def _cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
-    """How many factors come before two of a size: 0 where there are none, 2 or more if these are two of a size as well.
-
-    Which takes less time only in float32 and beyond 16, as measured on an H200: x and its gradient are rearranged.
-    """
-    cuts = [k for k in range(1, len(factors) - 1) if two_of_a_size(x, factors[k:])]
-    if x.dtype == torch.float32 and min(min(w.shape) for w in factors) > NARROW:
-        return next((k for k in cuts if k > 1 and two_of_a_size(x, factors[:k])), 1 if cuts else 0)
-    return 1 if cuts else 0
-
-
-def _cut_of_narrow(x: Tensor, factors: Sequence[Tensor]) -> int:
-    """1 before small float16 factors that have kernels for groups, and are faster without; 0 before others."""
-    narrow = x.dtype == torch.float16 and len(factors) > 2 and max(max(w.shape) for w in factors) <= NARROW
-    return int(narrow and bool(plan_of_fibers(x, factors, 1)))
-
-
-def _largest_to_cut(x: Tensor, largest: Sequence[int], keeps: bool) -> int:
-    """The largest factors that are worth cutting a chain of GEMMs for, of factors with so many rows or columns."""
-    n, width = x.numel(), x.element_size()
-    if len(largest) == 2:
-        return CUT_OF_TWO if n >= FROM_TWO or (n < FEW and width < 8) else 0
-    if len(largest) == 3 and keeps and n >= FEW:
-        return CUT[width] if n >= FROM_THREE and min(largest) <= LEAST_OF_THREE[width] else 0
-    return CUT[width]
-
-
-def _cut_of_sizes(x: Tensor, factors: Sequence[Tensor], keeps: bool) -> int:
-    """How many factors come before the first large one, where they are small, or before the first small one.
-
-    0 where the chain of GEMMs is better: without kernels for small factors, for several large ones before these, and
-    where what lies between the parts would be more than the chain has there.
-    """
-    largest = [max(w.shape) for w in factors]
-    most = _largest_to_cut(x, largest, keeps)
-    small = [size <= most for size in largest]
-    cut = next((k for k in range(1, len(factors)) if small[k] != small[0]), 0)
-    if cut == 0 or not plan_of_fibers(x, [factors[small.index(True)]], 1):
-        return 0
-    first, others = factors[:cut], factors[cut:]
-    if not small[0] and cut > 1 and not two_of_a_size(x, first):
-        return 0
-    i, o = (math.prod(w.shape[d] for w in first) for d in (1, 0))
-    j, p = (math.prod(w.shape[d] for w in others) for d in (1, 0))
-    return cut if (i * p if _others_come_first(first, others) else o * j) <= most_between(factors) else 0
-
-
-def _others_come_first(first: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether to apply the others before the first's gradients are found: small ones, which takes less time."""
-    return are_small(others) and not are_small(first)
 
 
 def _backward_in_two(
@@ -270,7 +163,7 @@ def _backward_in_two(
         return fused_backward(dy.reshape(-1, p), x.reshape(-1, j), others, needs_x, needs_others)
 
     state, dx, dfirst, dothers = in_place(x.contiguous()), None, [None] * cut, [None] * len(others)
-    if _others_come_first(first, others):
+    if others_come_first(first, others):
         after = apply(state.reshape(-1, j), others, 1) if any(needs_first) else state
         before, dfirst = by_first(dy, after, p, needs_x or any(needs_others))
         if before is not None:

@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, is_larger_from_first, way
+from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, way
+from ._kron_linear_cuts import is_larger_from_first
 from ._kron_linear_fibers_bwd import are_small
 from ._kron_linear_fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls, elements_of_chain, turns
