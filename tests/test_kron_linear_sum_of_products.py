@@ -64,6 +64,11 @@ def test_short_sums_of_16_bits_are_left_whole_where_the_gradient_is_whole_vector
     assert bool(taken) == are_parted
 
 
+@pytest.mark.parametrize(("terms", "size", "parts"), [(100_000, 80, 100), (131_072, 80, 1), (131_072, 64, 256)])
+def test_very_long_float64_sums_are_left_whole_where_one_product_has_all_multiprocessors(terms, size, parts):
+    assert _kron_linear_sums._parts(terms, size, size, 8) == parts
+
+
 @pytest.mark.parametrize("size", [8192, 1024])
 def test_large_gradients_are_not_added_up_of_parts(size):
     g = torch.empty((4096, size, 1), dtype=torch.float64, device="meta")
