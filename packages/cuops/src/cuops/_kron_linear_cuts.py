@@ -32,7 +32,7 @@ def cut_of(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> int:
 
     As where the last factors make much less of x, and only a chain begins with them.
     """
-    cut = _cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors, keeps)
+    cut = cut_before_squares(x, factors) or _cut_of_narrow(x, factors) or _cut_of_sizes(x, factors, keeps)
     if cut == 0 or others_come_first(factors[:cut], factors[cut:]):
         return cut
     return 0 if is_larger_from_first(factors) else cut
@@ -44,7 +44,7 @@ def is_larger_from_first(factors: Sequence[Tensor]) -> bool:
     return sum(elements_between(sizes)) > MORE_BETWEEN * sum(elements_between(sizes[::-1]))
 
 
-def _cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
+def cut_before_squares(x: Tensor, factors: Sequence[Tensor]) -> int:
     """How many factors come before two of a size: 0 where there are none, 2 or more if these are two of a size as well.
 
     Which takes less time only in float32 and beyond 16, as measured on an H200: x and its gradient are rearranged.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_bwd import NOTHING, Kept, at_once, by_chain, way
-from ._kron_linear_cuts import is_larger_from_first
+from ._kron_linear_cuts import cut_before_squares, is_larger_from_first
 from ._kron_linear_fibers_bwd import are_small
 from ._kron_linear_fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
 from ._kron_linear_gemm import chain_of_matmuls, elements_of_chain, turns
@@ -26,6 +27,7 @@ Forward: TypeAlias = "Callable[[Tensor, Sequence[Tensor], Tensor | None, Parts],
 KEPT, KEPT_ROWS = {4: (48, 4), 8: (24, 2)}, 16
 KEPT_OF_MANY = 16  # of more rows, the smallest of three float64 factors that one state is worth it for
 LEAST_OF_HALF = 8  # float16 factors that all are larger have their gradients faster one by one
+MOST_COPIED = 128  # rows or columns of a product of float64 factors that are faster from a state
 BYTES = 1 << 28  # of a state of many rows; of two states and more, where the forward makes them anyway
 # float64 factors beyond which the last two are faster one by one, of so many elements; of fewer, a single row by GEMMs.
 WIDE, FROM_WIDE = 48, 1 << 23
@@ -97,19 +99,19 @@ def _how_many(x: Tensor, between: Sequence[int]) -> int:
 def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
     """The groups of a forward of several launches, between which its states are; none where these are no use.
 
-    Of a group that does not come last, unless its factors are small, no kernel has the gradients; of the last one in
-    float64, a chain of GEMMs has them in less time from the start.
+    As of a last group in float64 that a chain of GEMMs has the gradients of in less time from the start.
     """
     groups = plan_of(x, factors, 1)
     if len(groups) < 2 or are_gemms(groups):
         return []
-    for first, count, is_fused in groups[:-1]:
-        if is_fused and count > 1 and not _have_groups(x, factors[first : first + count]):
-            return []
+    is_chain = way(x, factors, keeps=True) is by_chain
+    without = [part for part in _fused_groups(factors, groups[:-1]) if not _have_groups(x, part)]
+    if without and not _are_worth_copies(x, factors, without, is_chain, groups[-1][1] == 1):
+        return []
     *_, (first, count, is_fused) = groups
     last = factors[first:]
     at_last = count == 1 or not is_fused or are_small(last) or two_of_a_size(x, last)
-    if x.dtype == torch.float64 and not at_last and way(x, factors, keeps=True) is by_chain:
+    if x.dtype == torch.float64 and not at_last and is_chain:
         return []
     between = elements_between([w.shape for w in factors])
     kept = [between[first] for first, *_ in groups[1:]]
@@ -118,9 +120,27 @@ def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
     return [(count, count > 1 and not is_fused) for _, count, is_fused in groups]
 
 
+def _fused_groups(factors: Sequence[Tensor], groups: Sequence[tuple[int, int, bool]]) -> list[Sequence[Tensor]]:
+    return [factors[first : first + count] for first, count, is_fused in groups if is_fused and count > 1]
+
+
 def _have_groups(x: Tensor, factors: Sequence[Tensor]) -> bool:
     """Whether the gradients of factors with columns beyond them are found by a kernel for groups of them."""
     return are_small(factors) and (x.dtype != torch.float16 or min(min(w.shape) for w in factors) <= LEAST_OF_HALF)
+
+
+def _are_worth_copies(
+    x: Tensor, factors: Sequence[Tensor], groups: Sequence[Sequence[Tensor]], is_chain: bool, is_last_single: bool
+) -> bool:
+    """Whether to keep states for the gradients of such groups without a kernel, which copies are made for.
+
+    `is_chain`: whether a chain of GEMMs would find all gradients else, whose copies are more in 16 bits.
+    """
+    if x.element_size() == 2 and is_chain:
+        return True
+    if not is_last_single or cut_before_squares(x, factors):
+        return False
+    return x.element_size() < 8 or all(math.prod(max(w.shape) for w in part) <= MOST_COPIED for part in groups)
 
 
 def _by_groups(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
