@@ -16,6 +16,7 @@ from cuops import (
     reference,
 )
 from cuops._kron_linear_gemm import product_of
+from cuops._kron_linear_squares_bwd import Two
 from cuops._kron_linear_sums import sum_of_products
 from kron_samples import OneLaunch, check, close, exact_gradients, make
 
@@ -103,7 +104,7 @@ def test_no_state_is_kept_that_is_much_larger_than_another_order_leaves():
     ],
 )
 def test_of_many_rows_one_state_of_three_float64_factors_is_kept(rows, sizes, dtype, limit, states, monkeypatch):
-    monkeypatch.setattr(_kron_linear_kept, "two_of_a_size", lambda *_: (1, 32))
+    monkeypatch.setattr(_kron_linear_kept, "two_of_a_size", lambda *_: Two(1, 32))
     monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
     monkeypatch.setattr(_kron_linear_kept, "BYTES", limit)
     x = torch.empty((rows, math.prod(i for _, i in sizes)), dtype=dtype)
@@ -161,6 +162,31 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
     monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
     assert _kron_linear_kept._parts_of_chain(x, factors) == ([] if len(groups) > 2 else kept.parts)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "last", "dtype", "is_kept"),
+    [
+        ((13, 14, 40), 1, torch.float32, True),
+        ((13, 14, 40, 30), 2, torch.float32, False),
+        ((13, 14, 40, 30), 2, torch.bfloat16, True),  # as all of it else is a chain of GEMMs
+        ((8, 16, 40), 1, torch.float64, True),
+        ((8, 17, 40), 1, torch.float64, False),
+        ((8, 12, 40, 30), 2, torch.float32, True),  # whose gradients a kernel has
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("_no_kernels")
+def test_states_before_a_group_whose_gradients_no_kernel_has_are_kept_where_copies_are_worth_it(
+    sizes, last, dtype, is_kept, monkeypatch
+):
+    first = len(sizes) - last
+    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, first, True), (first, last, True)])
+    x, factors = make((3, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
+    assert bool(_kron_linear_kept._parts_of_chain(x, factors)) == is_kept
+    monkeypatch.setattr(_kron_linear_kept, "cut_before_squares", lambda *_: 1)
+    others = dtype == torch.bfloat16 or max(sizes[:first]) <= 12
+    assert bool(_kron_linear_kept._parts_of_chain(x, factors)) == (is_kept and others)
 
 
 @pytest.mark.parametrize(
@@ -271,8 +297,8 @@ def test_a_chain_is_cut_where_a_kernel_for_small_factors_is_worth_it(
     rows, sizes, dtype, is_cut, is_cut_rather_than_kept, monkeypatch
 ):
     monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
-    monkeypatch.setattr(_kron_linear_cuts, "two_of_a_size", lambda *_: (1, 64))  # what comes before the small one
-    monkeypatch.setattr(_kron_linear_cuts, "_cut_before_squares", lambda *_: 0)
+    monkeypatch.setattr(_kron_linear_cuts, "two_of_a_size", lambda *_: Two(1, 64))  # what comes before the small one
+    monkeypatch.setattr(_kron_linear_cuts, "cut_before_squares", lambda *_: 0)
     x, factors = make((rows, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
     assert (_kron_linear_cuts.cut_of(x, factors) > 0) == is_cut
     assert (_kron_linear_cuts.cut_of(x, factors, keeps=True) > 0) == is_cut_rather_than_kept

@@ -19,4 +19,11 @@ __device__ inline void copy_box(void* to, const TensorMap& map, int column, int 
       : "memory");
 }
 
+// Starts to copy so many bytes, a multiple of 16, as it does places; they arrive at the barrier.
+__device__ inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
 }  // namespace cuops

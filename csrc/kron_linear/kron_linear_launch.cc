@@ -66,6 +66,7 @@ KronSmallParams complete(const KronSmallParams& plan, const KronCall& call) {
 
 KronWideParams complete(const KronWideParams& plan, const KronCall& call) {
   KronWideParams p = complete<KronWideParams>(plan, call);
+  if (p.box_rows == 0) return p;
   const int columns = p.columns > 0 ? p.columns : p.factors[1].in;
   p.matrices = matrices_map(p.x, call.problem.dtype, p.as_tf32, p.rows, p.factors[0].in, columns, p.box_rows);
   return p;

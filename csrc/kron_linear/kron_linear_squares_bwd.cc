@@ -30,23 +30,26 @@ struct SquaresKernel {
   Kernel kernel;
   int box_rows = 0;
   Kernel* plain = nullptr;  // where the first factor comes in vectors, too
+  bool is_odd = false;      // kron_linear_wide_bwd.cu, of samples whose rows start anywhere
 
-  int tile_size() const { return size <= 64 ? 64 : 128; }  // where samples come by tensor maps
+  int tile_size() const { return size <= 64 ? 64 : 128; }  // where products are those of compute capability 9.0
   int shared_bytes() const {
+    if (is_odd) return wide_bwd_odd_bytes(tile_size());
     if (box_rows > 0) return dtype == kFloat32 ? wide_f32_bytes(tile_size()) : wide_bwd_bytes(tile_size());
     if (dtype == kFloat64) return double_matrix(size) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
     return 16 * (kUnitsBefore + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
   }
   unsigned threads() const {
-    if (box_rows > 0) return dtype == kFloat32 ? kWideBwdF32Threads : kWideBwdThreads;
+    if (is_odd || box_rows > 0) return dtype == kFloat32 ? kWideBwdF32Threads : kWideBwdThreads;
     return static_cast<unsigned>(teams * (dtype == kFloat64 ? 32 * 3 * double_warps(size) : 2 * size));
   }
   // How many blocks share samples, of which so many gradients are wanted.
   int shares(int gradients) const { return finds == Finds::kHalf ? 2 : finds == Finds::kOne ? gradients : 1; }
 };
 
-SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, const Hardware& hw) {
+// `is_odd`: where rows are no whole vectors.
+SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, bool is_odd, const Hardware& hw) {
   static const char *const op = "kron_linear_squares_bwd", *const op_f64 = "kron_linear_squares_bwd_f64";
   static const char *const op_wide = "kron_linear_wide_bwd", *const op_f32 = "kron_linear_wide_bwd_f32";
   static SquaresKernel kernels[] = {{kFloat64, 16, 8, 2, Finds::kAll, {op_f64, "kron_squares_16_f64"}},
@@ -84,10 +87,22 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, const Har
                                  {kBFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_bf16"}, 128},
                                  {kBFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_bf16"}, 128},
                                  {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, 128}};
+  static SquaresKernel odd[] = {{kFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_f16_odd"}, 0, nullptr, true},
+                                {kBFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_bf16_odd"}, 0, nullptr, true},
+                                {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16_odd"}, 0, nullptr, true},
+                                {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16_odd"}, 0, nullptr, true}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
-  if (hw.capability == 90 && hw.cuda >= 128)  // ptxas 12.1 lets no products of these go on side by side
+  const auto fits = [&](const SquaresKernel& k) {
+    return k.dtype == dtype && k.size == size && (k.finds != Finds::kHalf || (wanted & 3) == 3);
+  };
+  const bool are_wide = hw.capability == 90 && hw.cuda >= 128;  // ptxas 12.1 lets no products of these go on side by side
+  if (is_odd) {
+    SquaresKernel* const k = std::find_if(std::begin(odd), std::end(odd), fits);
+    return are_wide && k != std::end(odd) ? k : nullptr;
+  }
+  if (are_wide)
     for (SquaresKernel& k : wide)
-      if (k.dtype == dtype && k.size == size && (k.finds != Finds::kHalf || (wanted & 3) == 3)) return &k;
+      if (fits(k)) return &k;
   for (SquaresKernel& k : kernels)
     if (k.dtype == dtype && k.size == size && k.shared_bytes() <= hw.shared_bytes - 1024) return &k;
   return nullptr;
@@ -112,22 +127,23 @@ void expect_aligned(TensorView t, const char* name, DType dtype, DLDevice device
 }  // namespace
 
 // How many matrices of partial sums kron_linear_squares_bwd needs for each gradient of a factor; 0 where it has no kernel. `wanted`
-// adds up 1 for the first factor, 2 for the second, and 4 for the input.
-int64_t kron_linear_squares_bwd_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, int64_t device) {
+// adds up 1 for the first factor, 2 for the second, and 4 for the input. `is_odd`: rows of the second factor are no whole vectors.
+int64_t kron_linear_squares_bwd_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, bool is_odd, int64_t device) {
   if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const Hardware& hw = squares_hardware(static_cast<int>(device));
-  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, static_cast<int>(wanted), hw);
+  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, static_cast<int>(wanted), is_odd, hw);
   return kernel == nullptr ? 0 : blocks_of(*kernel, rows, static_cast<int>(wanted), hw);
 }
 
 // Whether all gradients, where they are wanted, are found with the products of compute capability 9.0, and so faster.
 bool kron_linear_squares_bwd_is_wide(int64_t dtype, int64_t size, int64_t device) {
-  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, 7, squares_hardware(static_cast<int>(device)));
+  const Hardware& hw = squares_hardware(static_cast<int>(device));
+  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, 7, false, hw);
   return kernel != nullptr && kernel->box_rows > 0;
 }
 
 // The gradients of y = x kron(factors[0], factors[1])^T: those of the factors in `dfactors` and that of x in dx, each where
-// `wanted` says so. `size` is that of a kernel, and no factor is larger; rows of the second factor are whole vectors. x and dy are
+// `wanted` says so. `size` is that of a kernel, and no factor is larger. x and dy are
 // (rows, columns); `partial` is scratch in the dtype of sums, of kron_linear_squares_bwd_blocks matrices of size^2 for each
 // gradient of a factor. `dfactors` may be float32 for 16 bits.
 void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
@@ -144,18 +160,18 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
     const TensorView factor(factors[i]);
     if (factor.ndim() != 2 || factor.size(0) > size || factor.size(1) > size)
       raise("ValueError", "factors: expected matrices of at most " + std::to_string(size) + " rows and columns");
-    if (i == 1 && (factor.size(0) % width != 0 || factor.size(1) % width != 0))
-      raise("ValueError", "factors: expected sizes of whole vectors in the second one");
     expect_aligned(factor, "factors", dtype, x.device(), factor.size(0), factor.size(1));
     (i == 0 ? p.first : p.second) = data_of(factor);
     p.out[i] = static_cast<int>(factor.size(0));
     p.in[i] = static_cast<int>(factor.size(1));
   }
-  expect_aligned(x, "x", dtype, x.device(), rows, 1LL * p.in[0] * p.in[1]);
-  expect_aligned(dy, "dy", dtype, x.device(), rows, 1LL * p.out[0] * p.out[1]);
+  const bool is_odd = p.out[1] % width != 0 || p.in[1] % width != 0;
+  const auto expect_samples = is_odd ? expect_matrix : expect_aligned;
+  expect_samples(x, "x", dtype, x.device(), rows, 1LL * p.in[0] * p.in[1]);
+  expect_samples(dy, "dy", dtype, x.device(), rows, 1LL * p.out[0] * p.out[1]);
   const int device = x.device().device_id;
   const Hardware& hw = squares_hardware(device);
-  SquaresKernel* const k = find_kernel(dtype, size, static_cast<int>(wanted), hw);
+  SquaresKernel* const k = find_kernel(dtype, size, static_cast<int>(wanted), is_odd, hw);
   if (k == nullptr || x.numel() == 0 || dy.numel() == 0) raise("ValueError", "x: no kernel; ask kron_linear_squares_bwd_blocks");
   const std::int64_t blocks = blocks_of(*k, rows, static_cast<int>(wanted), hw), n = size * size;
   KronSquaresSum sum{nullptr, {}, static_cast<int>(blocks), static_cast<int>(size), of_factors, {}, {}, {}, {}};
@@ -194,6 +210,9 @@ void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ff
     KronWideSquaresParams wide{map(p.x, p.in), map(p.dy, p.out), p};
     const bool is_plain = k->plain != nullptr && p.in[0] % width == 0;
     launch(is_plain ? *k->plain : k->kernel, device, stream, shape, &wide);
+  } else if (k->is_odd) {
+    KronWideSquaresParams wide{{}, {}, p};
+    launch(k->kernel, device, stream, shape, &wide);
   } else {
     launch(k->kernel, device, stream, shape, &p);
   }

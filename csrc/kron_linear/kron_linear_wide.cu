@@ -11,26 +11,12 @@
 #include "kron_pieces.cuh"
 #include "kron_wide_between.cuh"
 #include "kron_wide_results.cuh"
+#include "kron_wide_rows.cuh"
 
 namespace cuops {
 
 // Whose products wait for all else that a thread does.
 constexpr bool kOldCompiler = __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ < 128;
-
-// The slots of shared memory, in turn: the one that is next, and the parity of its phase.
-template <int kSlots>
-struct WideSlots {
-  int next = 0;
-  unsigned parity = 0;
-
-  __device__ void advance(int by) {
-    next += by;
-    if (next >= kSlots) {
-      next -= kSlots;
-      parity ^= 1;
-    }
-  }
-};
 
 // Copies of samples to slots in turn, kRows rows to each, as matrices of 128 bytes a row. One thread asks for them.
 template <class T, int kSize, int kRows, int kSlots>
@@ -60,19 +46,26 @@ class WideCopies {
   WideSlots<kSlots> slot_;
 };
 
-// Of factors of up to kUsed, which lie in shared memory as those of kSize do. kPlain: they come in vectors, and there is no bias.
-template <class T, int kSize, int kUsed, bool kPlain>
+// What calls an instance is for: all of whole vectors, those of them without a bias, whose factors come in vectors, or samples
+// whose rows start anywhere.
+enum class WideCalls { kAll, kPlain, kOdd };
+
+// Of factors of up to kUsed, which lie in shared memory as those of kSize do.
+template <class T, int kSize, int kUsed, WideCalls kCalls>
 __device__ void kron_wide(const KronWideParams& p) {
   // kRows of a sample are in a slot of shared memory, as matrices of 128 bytes a row; W1 and W2 are as ones of kSize rows.
   // A sample has kCopies slots, and kParts times 128 threads, which are a team.
-  constexpr int kVector = 16 / sizeof(T), kSlots = wide_slots(kSize, sizeof(T)), kColumns = 128 / sizeof(T);
+  constexpr bool kPlain = kCalls == WideCalls::kPlain, kOdd = kCalls == WideCalls::kOdd;
+  constexpr int kVector = 16 / sizeof(T), kColumns = 128 / sizeof(T);
+  constexpr int kSlots = kOdd ? wide_odd_slots(kSize) : wide_slots(kSize, sizeof(T));
   static_assert(kUsed == kSize || wide_rows(kSize, sizeof(T)) == kSize, "parts of a sample have 8 tiles each");
   constexpr int kRows = wide_rows(kSize, sizeof(T)), kCopies = kSize / kRows, kMatrices = kSize / kColumns;
   constexpr int kWhole = kSize * 128, kSlot = wide_copy(kSize, sizeof(T));
   constexpr int kTiles = kUsed / 8, kSteps = kUsed * static_cast<int>(sizeof(T)) / 32;
   using Between = WideBetween<T, kSize, kTiles>;
+  using Layers = WideLayers<kSize, kSlots, 1, wide_odd_room(kSize)>;
   constexpr int kWarps = wide_threads(kSize) / 32, kParts = kSize / 64, kTeams = kWarps / 4 / kParts;
-  __shared__ unsigned long long full[kSlots], empty[kSlots], asked;
+  __shared__ unsigned long long full[kSlots], empty[kSlots], asked, there[kOdd ? kMostRaw : 1];
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
   char* const slots = shared_at<char>(0) + (-shared_address(kron_shared) & 1023);
   char *const last = slots + kSlots * kSlot, *const first = last + kMatrices * kWhole;
@@ -84,10 +77,27 @@ __device__ void kron_wide(const KronWideParams& p) {
     }
     // Once factors are asked for, samples but the first ones are, which else came before.
     if (warp == kWarps) init_arrivals(&asked, kWarps);
+    if (kOdd && warp == kWarps + 1) Layers::init(there);
     show_to_products();
   }
   __syncthreads();
   if (warp >= kWarps) {
+    if constexpr (kOdd) {
+      keep_registers<wide_lay_registers(kSize)>();
+      const Layers layers{{{p.x.data, p.x.stride, p.factors[0].in, p.factors[1].in}},
+                          slots,
+                          first + kMatrices * kWhole,
+                          there,
+                          full,
+                          empty,
+                          blockIdx.x,
+                          gridDim.x,
+                          p.rows};
+      layers.run([&](int n) {
+        if (n >= kTeams) wait_for_arrivals(&asked, 0);
+      });
+      return;
+    }
     keep_registers<kWideCopyRegisters>();
     if (warp > kWarps) return;
     WideCopies<T, kSize, kRows, kSlots> copies(p, slots, full, empty);
@@ -101,7 +111,7 @@ __device__ void kron_wide(const KronWideParams& p) {
     return;
   }
 
-  take_registers<wide_registers(kWarps * 32)>();
+  take_registers<wide_registers(kWarps * 32, kOdd ? wide_lay_registers(kSize) : kWideCopyRegisters)>();
   FactorPieces<T, kSize, kWarps * 32, kPlain> w2, w1;  // both on their way
   w2.load(p.factors[1]);
   w1.load(p.factors[0]);
@@ -199,7 +209,13 @@ __device__ void kron_wide(const KronWideParams& p) {
     used = slot.next;
     if (kOverlaps) begin_first(more);  // of nothing that matters, after the last one
     WideResults<T, 2 * kTiles> results;
-    if (!kPlain && p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
+    if (!kPlain && p.bias) {
+      if constexpr (kOdd) {
+        results.load_odd(wide_bias<T>(p, sample), out_rows, out_columns, column);
+      } else {
+        results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
+      }
+    }
     wait_for_products<kOverlaps>(y);
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
@@ -208,22 +224,27 @@ __device__ void kron_wide(const KronWideParams& p) {
       results.v[i] = convert<T>(v);
     }
     if (!kOverlaps) begin_first(more);
-    results.store(static_cast<T*>(p.y.data) + offset_of(p.y, sample), out_rows, out_columns, column);
+    T* const y_at = static_cast<T*>(p.y.data) + offset_of(p.y, sample);
+    if constexpr (kOdd) {
+      results.store_odd(y_at, out_rows, out_columns, column);
+    } else {
+      results.store(y_at, out_rows, out_columns, column);
+    }
     end_first(more, used);
   }
 }
 
 }  // namespace cuops
 
-#define KRON_WIDE_ONE(size, used, name, T, plain)                                                      \
+#define KRON_WIDE_ONE(size, used, name, T, calls)                                                      \
   extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopyThreads, 1) \
       kron_wide_##used##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
     cuops::wait_in_turn();                                                                             \
-    cuops::kron_wide<T, size, used, plain>(p);                                                         \
+    cuops::kron_wide<T, size, used, cuops::WideCalls::calls>(p);                                       \
   }
-#define KRON_WIDE(size, used, name, T)             \
-  KRON_WIDE_ONE(size, used, name##_plain, T, true) \
-  KRON_WIDE_ONE(size, used, name, T, false)
+#define KRON_WIDE(size, used, name, T)               \
+  KRON_WIDE_ONE(size, used, name##_plain, T, kPlain) \
+  KRON_WIDE_ONE(size, used, name, T, kAll)
 
 // Instances, as kron_plan_wide.cc asks for them.
 KRON_WIDE(64, 64, tf32, float)
@@ -234,6 +255,10 @@ KRON_WIDE(128, 96, bf16, __nv_bfloat16)
 KRON_WIDE(128, 128, tf32, float)
 KRON_WIDE(128, 128, f16, __half)
 KRON_WIDE(128, 128, bf16, __nv_bfloat16)
+KRON_WIDE_ONE(64, 64, f16_odd, __half, kOdd)
+KRON_WIDE_ONE(64, 64, bf16_odd, __nv_bfloat16, kOdd)
+KRON_WIDE_ONE(128, 128, f16_odd, __half, kOdd)
+KRON_WIDE_ONE(128, 128, bf16_odd, __nv_bfloat16, kOdd)
 #else
 extern "C" __global__ void kron_wide_nowhere() {}
 #endif

@@ -14,6 +14,7 @@
 #include "kron_squares.cuh"
 #include "kron_squares.h"
 #include "kron_wide_bwd.h"
+#include "kron_wide_rows.cuh"
 
 namespace cuops {
 
@@ -111,13 +112,42 @@ struct WideProducts {
   }
 };
 
-template <class T, int kSize, int kUsed>
+// 16 rows by 16 columns of dx that a warp has, those that exist, of any number of columns. Rows that start in the middle of a word
+// leave in words too, each of neighbours that two lanes have, but for the first and the last element.
+template <class T>
+__device__ void store_odd(T* to, int rows, int columns, int column, const float (&d)[2][4]) {
+  const int lane = threadIdx.x % 32, part = lane % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = r * 8 + lane / 4, left = row < rows ? columns - column - 2 * part : 0;
+    T* const at = to + row * columns + column + 2 * part;
+    const bool shifted = reinterpret_cast<unsigned long long>(at) % 4 != 0;
+    const unsigned own[2] = {pack<T>(d[0][2 * r], d[0][2 * r + 1]), pack<T>(d[1][2 * r], d[1][2 * r + 1])};
+    // Beyond the fourth lane's first two is the first lane's first of the other two.
+    const unsigned from_next = __shfl_sync(~0u, part == 0 ? own[1] : own[0], lane / 4 * 4 + (lane + 1) % 4);
+    const unsigned from_next_1 = __shfl_sync(~0u, own[1], lane / 4 * 4 + (lane + 1) % 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool is_first = i == 0 && part == 0, is_last = i == 1 && part == 3;
+      const int here = left - i * 8;  // elements from this lane's on
+      const unsigned word = shifted ? __funnelshift_r(own[i], i == 0 ? from_next : from_next_1, 16) : own[i];
+      const bool whole = here > 1 + shifted && !(shifted && is_last);
+      if (whole) *reinterpret_cast<unsigned*>(at + i * 8 + shifted) = word;
+      unsigned short* const single = reinterpret_cast<unsigned short*>(at + i * 8);
+      if (here > 0 && (shifted ? is_first : here == 1)) single[0] = own[i] & 0xffff;
+      if (here > 1 && shifted && !whole) single[1] = own[i] >> 16;
+    }
+  }
+}
+
+template <class T, int kSize, int kUsed, bool kOdd>
 __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
   using Products = WideProducts<T, kSize, kUsed>;
-  constexpr int kSlots = wide_bwd_slots(kSize), kBytes = wide_bwd_tile(kSize),
-                kShare = kSize / 64;  // blocks that have the same samples
+  constexpr int kSlots = kOdd ? wide_bwd_odd_slots(kSize) : wide_bwd_slots(kSize), kBytes = wide_bwd_tile(kSize);
+  constexpr int kShare = kSize / 64;  // blocks that have the same samples
+  using Layers = WideLayers<kSize, kSlots, 2, wide_bwd_odd_room(kSize)>;
   constexpr bool kAlone = kShare == 1;
-  __shared__ unsigned long long full[kSlots], empty[kSlots];
+  __shared__ unsigned long long full[kSlots], empty[kSlots], there[kOdd ? kMostRaw : 1];
   const KronSquaresParams& s = p.squares;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
   const int part = blockIdx.x % kShare, team = warp / 4;
@@ -129,8 +159,12 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
   copy_to_tile<T, kSize>(second, s.second, s.out[1], s.in[1]);
   commit_copies();
   if (threadIdx.x == kWideBwdTeams * 128) {
-    fetch_map(p.x);
-    fetch_map(p.dy);
+    if constexpr (kOdd) {
+      Layers::init(there);
+    } else {
+      fetch_map(p.x);
+      fetch_map(p.dy);
+    }
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       init_arrivals(&full[i], 1);
@@ -141,6 +175,20 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
   show_to_products();
   __syncthreads();
   if (team == kWideBwdTeams) {
+    if constexpr (kOdd) {
+      keep_registers<kWideBwdLayRegisters>();
+      const Layers layers{{{s.x, 1LL * s.in[0] * s.in[1], s.in[0], s.in[1]}, {s.dy, 1LL * s.out[0] * s.out[1], s.out[0], s.out[1]}},
+                          slots,
+                          slots + kSlots * 2 * kBytes,
+                          there,
+                          full,
+                          empty,
+                          samples.first,
+                          samples.step,
+                          s.rows};
+      layers.run([](int) {});
+      return;
+    }
     keep_registers<kWideBwdCopyRegisters>();
     if (threadIdx.x == kWideBwdTeams * 128) {
       samples.template each<false>([&](long long sample, int slot, unsigned long long* there) {
@@ -203,8 +251,14 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
         Products::template second<true>(sum, t, Products::template operand<true>(tiles + kBytes), false);
         T* const to = static_cast<T*>(s.dx) + (sample * s.in[0] + row) * s.in[1];
 #pragma unroll
-        for (int i = 0; i < kUsed; i += 16)
-          Squares<T, kUsed>::store(to, s.in[0] - row, s.in[1], i, reinterpret_cast<const float (&)[2][4]>(sum[i / 8]), 1, 1);
+        for (int i = 0; i < kUsed; i += 16) {
+          const float (&results)[2][4] = reinterpret_cast<const float (&)[2][4]>(sum[i / 8]);
+          if constexpr (kOdd) {
+            store_odd(to, s.in[0] - row, s.in[1], i, results);
+          } else {
+            Squares<T, kUsed>::store(to, s.in[0] - row, s.in[1], i, results, 1, 1);
+          }
+        }
       } else {
         done(empty);
       }
@@ -215,22 +269,26 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE_BWD(size, used, name, T)                                                    \
+#define KRON_WIDE_BWD(size, used, name, T, odd)                                               \
   extern "C" __global__ void __launch_bounds__(cuops::kWideBwdThreads, 1)                     \
       kron_wide_bwd_##used##_##name(const __grid_constant__ cuops::KronWideSquaresParams p) { \
     cuops::wait_in_turn();                                                                    \
-    cuops::kron_wide_bwd<T, size, used>(p);                                                   \
+    cuops::kron_wide_bwd<T, size, used, odd>(p);                                              \
   }
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
-KRON_WIDE_BWD(64, 64, f16, __half)
-KRON_WIDE_BWD(64, 64, bf16, __nv_bfloat16)
-KRON_WIDE_BWD(128, 80, f16, __half)
-KRON_WIDE_BWD(128, 80, bf16, __nv_bfloat16)
-KRON_WIDE_BWD(128, 96, f16, __half)
-KRON_WIDE_BWD(128, 96, bf16, __nv_bfloat16)
-KRON_WIDE_BWD(128, 128, f16, __half)
-KRON_WIDE_BWD(128, 128, bf16, __nv_bfloat16)
+KRON_WIDE_BWD(64, 64, f16, __half, false)
+KRON_WIDE_BWD(64, 64, bf16, __nv_bfloat16, false)
+KRON_WIDE_BWD(128, 80, f16, __half, false)
+KRON_WIDE_BWD(128, 80, bf16, __nv_bfloat16, false)
+KRON_WIDE_BWD(128, 96, f16, __half, false)
+KRON_WIDE_BWD(128, 96, bf16, __nv_bfloat16, false)
+KRON_WIDE_BWD(128, 128, f16, __half, false)
+KRON_WIDE_BWD(128, 128, bf16, __nv_bfloat16, false)
+KRON_WIDE_BWD(64, 64, f16_odd, __half, true)
+KRON_WIDE_BWD(64, 64, bf16_odd, __nv_bfloat16, true)
+KRON_WIDE_BWD(128, 128, f16_odd, __half, true)
+KRON_WIDE_BWD(128, 128, bf16_odd, __nv_bfloat16, true)
 #else
 extern "C" __global__ void kron_wide_bwd_nowhere() {}
 #endif

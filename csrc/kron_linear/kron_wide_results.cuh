@@ -20,6 +20,14 @@ __device__ inline void store_if(bool stores, void* to, const Pack<T, 2>& v) {
                : "memory");
 }
 
+template <class T>
+__device__ inline void store_if(bool stores, void* to, const T& v) {
+  static_assert(sizeof(T) == 2);
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.b16 [%0], %1;\n}" ::"l"(to),
+               "h"(*reinterpret_cast<const unsigned short*>(&v)), "r"(static_cast<int>(stores))
+               : "memory");
+}
+
 // Loads where it is asked to, likewise.
 __device__ inline void load_if(bool loads, const void* from, Pack<float, 2>& v) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.global.v2.f32 {%0, %1}, [%2];\n}"
@@ -54,6 +62,20 @@ struct WideResults {
 
   __device__ void store(T* y, int rows, int columns, int column) const {
     each(y, rows, columns, column, [&](int i, bool valid, T* at) { store_if(valid, at, v[i]); });
+  }
+  // Of any number of columns: in words where all rows start with one.
+  __device__ void store_odd(T* y, int rows, int columns, int column) const {
+    const bool pairs = columns % 2 == 0 && reinterpret_cast<unsigned long long>(y) % 4 == 0, second = column + 1 < columns;
+    each(y, rows, columns, column, [&](int i, bool valid, T* at) {
+      store_if(valid && pairs, at, v[i]);
+      store_if(valid && !pairs, at, v[i].at[0]);
+      store_if(valid && !pairs && second, at + 1, v[i].at[1]);
+    });
+  }
+  __device__ void load_odd(const T* bias, int rows, int columns, int column) {
+    each(bias, rows, columns, column, [&](int i, bool valid, const T* at) {
+      if (valid) v[i] = {at[0], at[column + 1 < columns]};
+    });
   }
   __device__ void load(const T* bias, int rows, int columns, int column) {
     if (reinterpret_cast<unsigned long long>(bias) % (2 * sizeof(T)) == 0) {

@@ -256,7 +256,10 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   if (best.fused && dots.nanoseconds < best.nanoseconds) best = std::move(dots);
   if (best.fused && slices.nanoseconds < best.nanoseconds) best = std::move(slices);
   if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
-  if (!problem.aligned) return best;
+  if (!problem.aligned) {
+    KronGroup wide = plan_wide(problem, device);
+    return wide.nanoseconds < best.nanoseconds ? wide : best;
+  }
   for (KronGroup& group :
        std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device),
                               plan_four_sixteens(problem, device), plan_eights(problem, device), plan_direct(problem, device),

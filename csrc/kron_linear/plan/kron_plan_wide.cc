@@ -15,6 +15,9 @@ struct Times {
 };
 // By the size of tiles; in 16 bits and as TF32; in float32.
 constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{10, 1.75}, {13, 3.1}}, k96 = {8.8, 1.2};
+// Where rows are no whole vectors, in 16 bits; and for an element of such a factor, and of a sample's results, in words or alone.
+constexpr Times kOdd64 = {8.5, 0.4}, kOdd128 = {12, 1.75};
+constexpr double kOddFactor = 0.3e-3, kInWords = 0.14e-3, kAlone = 0.31e-3;
 constexpr Times kF32[] = {{7.7, 0.9}, {10.2, 3.3}, {12, 5.4}}, kColumnsF32 = {7.7, 0.6};
 constexpr Times kHalvesF32 = {8.5, 4.5}, kQuartersF32 = {8, 3.6};  // of samples that blocks share
 constexpr double kBytes = 35e3;                                    // of device memory
@@ -61,6 +64,26 @@ KronGroup plan_short(const KronProblem& problem, std::int64_t most, std::int64_t
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
                  static_cast<unsigned>(wide_bytes(size, element_size))};
   return finish(group, problem, is_96 ? k96 : (size == 64 ? k64 : k128)[element_size / 4], problem.rows, blocks);
+}
+
+// In 16 bits, where rows of x or y are no whole vectors.
+KronGroup plan_odd(const KronProblem& problem, std::int64_t most, std::int64_t blocks, const KronDevice& device) {
+  KronGroup group(problem);
+  const int size = most <= 64 ? 64 : kWideMost;
+  if (wide_odd_bytes(size) > device.shared_bytes) return group;
+  constexpr const char* kSource = "kron_linear_wide";
+  static Kernel f16[] = {{kSource, "kron_wide_64_f16_odd"}, {kSource, "kron_wide_128_f16_odd"}},
+                bf16[] = {{kSource, "kron_wide_64_bf16_odd"}, {kSource, "kron_wide_128_bf16_odd"}};
+  group.kernel = &(problem.dtype == kFloat16 ? f16 : bf16)[size == kWideMost];
+  KronWideParams& p = group.params.emplace<KronWideParams>();
+  p.rows = problem.rows;
+  group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
+                 static_cast<unsigned>(wide_odd_bytes(size))};
+  Times time = size == 64 ? kOdd64 : kOdd128;
+  for (const KronSize& factor : problem.sizes)
+    if (factor.in % 8 != 0) time.start += kOddFactor * static_cast<double>(factor.out * factor.in);
+  time.products += (problem.sizes[1].out % 2 ? kAlone : kInWords) * problem.out();
+  return finish(group, problem, time, problem.rows, blocks);
 }
 
 KronGroup plan_f32(const KronProblem& problem, std::int64_t most, std::int64_t blocks, const KronDevice& device) {
@@ -123,17 +146,18 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   const KronGroup none(problem);
   if (device.capability != 90 || device.cuda < 120 || problem.dtype == kFloat64 || !problem.mapped || problem.rows > INT32_MAX)
     return none;
-  if (none.count == 1 && problem.inner > 1 && problem.dtype == kFloat32) return plan_columns(problem, device);
+  if (none.count == 1 && problem.inner > 1 && problem.dtype == kFloat32 && problem.aligned) return plan_columns(problem, device);
   if (none.count != 2 || problem.inner != 1) return none;
   const bool is_f32 = problem.dtype == kFloat32 && !problem.tf32;
   const KronSize first = problem.sizes[0], last = problem.sizes[1];
   const std::int64_t most = std::max({first.in, first.out, last.in, last.out}), vector = 16 / size_of(problem.dtype);
   // Of up to 32, zeros would be most of the work. Rows of y are whole vectors where they follow one another, or others are taken;
   // in float32, those of a sample, too.
-  if (most <= 32 || most > kWideMost || last.in % vector != 0 || last.out % (is_f32 ? vector : 2) != 0 ||
-      (problem.rows > 1 && first.out * last.out % vector != 0))
-    return none;
+  if (most <= 32 || most > kWideMost) return none;
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
+  const bool is_odd =
+      last.in % vector != 0 || last.out % (is_f32 ? vector : 2) != 0 || (problem.rows > 1 && first.out * last.out % vector != 0);
+  if (is_odd || !problem.aligned) return size_of(problem.dtype) == 2 ? plan_odd(problem, most, blocks, device) : none;
   return is_f32 ? plan_f32(problem, most, blocks, device) : plan_short(problem, most, blocks, device);
 }
 

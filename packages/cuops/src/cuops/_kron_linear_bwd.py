@@ -120,7 +120,7 @@ def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
     if groups:
         return lambda dy, x, factors, *needs: backward_of_fibers(dy, x, factors, groups, 1, *needs)
     if squares:
-        return lambda dy, x, factors, *needs: backward_of_squares(dy, x, factors, *squares, *needs)
+        return lambda dy, x, factors, *needs: backward_of_squares(dy, x, factors, squares, *needs)
     if parts := merged(x, factors):
         return lambda dy, x, factors, *needs: _backward_of_merged(dy, x, factors, parts, *needs)
     return None

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,18 +25,31 @@ FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of 
 # Of two factors and so many elements of tiles, where GEMMs are fast, the least part on the average of x and dy: of
 # tiles from LARGE on, and by an element's bytes.
 MANY, LARGE, MUCH, SOME = 1 << 22, 80, 0.33, {2: 0.1, 4: 0.1, 8: 0.36}
+# Of two factors in 16 bits whose rows are no whole vectors: the largest that other kernels have; by the size of tiles,
+# the least part of one that is worth it, from MANY and from ODD_MANY of their elements on; and the least nanoseconds.
+LEAST_ODD, ODD_FILLED, ODD_MANY = 32, {64: (0.15, 0.15), 128: (0.2, 0.3)}, 1 << 24
+ODD = {64: 7000, 128: 11500}
+BOTH = 3  # gradients of factors, as the library counts them
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
 
 @functools.lru_cache(4096)
-def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, device: int) -> int:
-    return library().kron_linear_squares_bwd_blocks(DTYPES[dtype], rows, size, wanted, device)
+def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, is_odd: bool, device: int) -> int:
+    return library().kron_linear_squares_bwd_blocks(DTYPES[dtype], rows, size, wanted, is_odd, device)
 
 
-def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, int] | None:
-    """How many factors come first, and of what size a kernel is that has their product and that of the others.
+class Two(NamedTuple):
+    """What a kernel has as two factors: how many come first, in tiles of what size, and whether rows are odd."""
 
-    Where they fill enough of it: what is missing counts as zeros.
+    cut: int
+    size: int
+    is_odd: bool = False
+
+
+def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> Two | None:
+    """Which kernel has the product of the first factors and that of the others; none where these fill too little of it.
+
+    What is missing counts as zeros.
     """
     if tf32_allowed(x):
         return None
@@ -44,10 +58,10 @@ def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, int] | Non
 
 
 @functools.lru_cache(4096)
-def _two_of_a_size(
-    dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int
-) -> tuple[int, int] | None:
+def _two_of_a_size(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int) -> Two | None:
     width, best, found = VECTOR // dtype.itemsize, 0.0, None
+    if len(sizes) == 2 and any(size % width for size in sizes[1]):
+        return _odd_two(dtype, rows, sizes, device)
     tiles = tuple(SQUARES[dtype.itemsize])
     for cut in range(max(1, len(sizes) - TOGETHER), min(len(sizes) - 1, TOGETHER) + 1):
         (o, i), (p, j) = ([math.prod(s[d] for s in group) for d in (0, 1)] for group in (sizes[:cut], sizes[cut:]))
@@ -57,13 +71,27 @@ def _two_of_a_size(
         if not few and math.sqrt(o * i * p * j) < (MUCH if size >= LARGE else SOME[dtype.itemsize]) * size**2:
             continue
         if fill > best and fill >= (FILLED if size == tiles[-1] else PARTLY_FILLED):
-            best, found = fill, (cut, size)
-    return found if found and _square_blocks(dtype, rows, found[1], 1, device) else None
+            best, found = fill, Two(cut, size)
+    return found if found and _square_blocks(dtype, rows, found.size, 1, False, device) else None
 
 
-def time_of_squares(x: Tensor, squares: tuple[int, int] | None) -> float:
+def _odd_two(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int) -> Two | None:
+    (o, i), (p, j) = sizes
+    largest = max(o, i, p, j)
+    size = next((size for size in ODD if size >= largest > LEAST_ODD), 0)
+    if dtype.itemsize > 2 or not size:
+        return None
+    tiles = rows * size**2
+    if tiles >= MANY and max(o * p, i * j) < ODD_FILLED[size][tiles >= ODD_MANY] * size**2:
+        return None
+    return Two(1, size, True) if _square_blocks(dtype, rows, size, BOTH, True, device) else None
+
+
+def time_of_squares(x: Tensor, two: Two | None) -> float:
     """The predicted nanoseconds of `backward_of_squares` behind other work; infinite where there is no kernel."""
-    return _least_time(x.dtype, squares[1], x.device.index) if squares else math.inf
+    if two is None:
+        return math.inf
+    return ODD[two.size] if two.is_odd else _least_time(x.dtype, two.size, x.device.index)
 
 
 @functools.lru_cache(4096)
@@ -81,16 +109,15 @@ def backward_of_squares(
     dy: Tensor,
     x: Tensor,
     factors: Sequence[Tensor],
-    cut: int,
-    size: int,
+    two: Two,
     needs_x: bool,
     needs_factors: Sequence[bool],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """`fused_backward` for the first `cut` factors and the others: a kernel for all gradients, one to add up."""
-    groups = slice(0, cut), slice(cut, None)
+    """`fused_backward` for two factors, or products of such: a kernel for all gradients, one to add up."""
+    groups = slice(0, two.cut), slice(two.cut, None)
     state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, dy))
     pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
-    needed = [group for group in groups if any(needs_factors[group])]
+    needed = [group for group in groups if two.is_odd or any(needs_factors[group])]  # whose kernels find both
     dx = torch.empty_like(state) if needs_x else None
     sums = torch.promote_types(x.dtype, torch.float32)
     dw = [
@@ -98,13 +125,14 @@ def backward_of_squares(
         for k, group in enumerate(groups)
         if group in needed
     ]
-    wanted = sum(1 << k for k, group in enumerate(groups) if any(needs_factors[group])) + 4 * needs_x
-    blocks = _square_blocks(x.dtype, len(state), size, wanted, x.device.index)
-    partial = x.new_empty(blocks * len(dw), size**2, dtype=sums)
-    library().kron_linear_squares_bwd(dw, dx, partial, grad, state, pair, wanted, size)
+    wanted = sum(1 << k for k, group in enumerate(groups) if group in needed) + 4 * needs_x
+    blocks = _square_blocks(x.dtype, len(state), two.size, wanted, two.is_odd, x.device.index)
+    partial = x.new_empty(blocks * len(dw), two.size**2, dtype=sums)
+    library().kron_linear_squares_bwd(dw, dx, partial, grad, state, pair, wanted, two.size)
     dfactors: list[Tensor | None] = [None] * len(factors)
     for group, found in zip(needed, dw, strict=True):
-        dfactors[group] = unmerge(found, factors[group], needs_factors[group])
+        if any(needs_factors[group]):
+            dfactors[group] = unmerge(found, factors[group], needs_factors[group])
     return None if dx is None else dx.reshape(x.shape), dfactors
 
 

@@ -1,0 +1,99 @@
+"""kron_linear of two factors in 16 bits whose rows are no whole vectors, and its gradients."""
+
+from __future__ import annotations
+
+import math
+
+import cuops
+import pytest
+import torch
+from cuops import _backend, _kron_linear_bwd, _kron_linear_squares_bwd
+from kron_exact import arguments, check, gradients
+from kron_samples import assert_repeatable, columns_of, distance, factors_of, random
+
+gpu = pytest.mark.gpu
+OF_16_BITS = [torch.float16, torch.bfloat16]
+ODD = [
+    [(71, 71), (119, 119)],
+    [(36, 36), (44, 44)],
+    [(33, 33), (33, 33)],
+    [(60, 50), (45, 63)],
+    [(127, 128), (126, 125)],
+    [(40, 50), (9, 61)],
+    [(128, 90), (100, 101)],
+]
+
+
+@gpu
+@pytest.mark.parametrize("dtype", OF_16_BITS, ids=str)
+@pytest.mark.parametrize("sizes", ODD, ids=str)
+def test_one_kernel_has_both_factors_where_there_is_wgmma(sizes, dtype):
+    has_wgmma = torch.cuda.get_device_capability() == (9, 0) and float(_backend.choose().cuda) >= 12
+    tile = 64 if max(map(max, sizes)) <= 64 else 128
+    name = f"kron_wide_{tile}_{'f16' if dtype == torch.float16 else 'bf16'}_odd"
+    assert ([group.kernel for group in cuops.kron_plan(3000, sizes, dtype).groups] == [name]) == has_wgmma
+
+
+@gpu
+@pytest.mark.parametrize("first", [0, 3, 8])
+@pytest.mark.parametrize("rows", [1, 133, 1500])
+@pytest.mark.parametrize("dtype", OF_16_BITS, ids=str)
+@pytest.mark.parametrize("sizes", ODD, ids=str)
+def test_rows_may_start_and_end_anywhere(sizes, dtype, rows, first):
+    columns, outputs = columns_of(sizes), math.prod(o for o, _ in sizes)
+    factors, bias = factors_of(sizes, dtype), random((outputs,), dtype, seed=8)
+    wide = cuops.kron_linear(random((rows, columns), dtype).double(), [w.double() for w in factors])
+    for gap in (0, 5):
+        given = torch.full((first + rows * (columns + gap) + 8,), math.nan, dtype=dtype, device="cuda")
+        x = given[first:-8].view(rows, columns + gap)[:, :columns]
+        x.copy_(random((rows, columns), dtype))
+        for added in (None, bias, torch.cat([bias[:1], bias])[1:]):
+            y = torch.full((rows * outputs + 8,), math.nan, dtype=dtype, device="cuda")
+            _backend.library().kron_linear_fwd(y[:-8].view(rows, outputs), x, factors, 1, added, False)
+            want = wide if added is None else wide + added
+            assert distance(y[:-8].view(rows, outputs), want) < torch.finfo(dtype).eps / 3**0.5
+            assert y[-8:].isnan().all()
+
+
+@gpu
+@pytest.mark.parametrize("rows", [1, 67, 700])
+@pytest.mark.parametrize("dtype", OF_16_BITS, ids=str)
+@pytest.mark.parametrize("sizes", ODD, ids=str)
+def test_gradients_may_be_of_arrays_that_start_anywhere(sizes, dtype, rows):
+    x, dy, factors = arguments(rows, sizes, dtype)
+    moved = []
+    for t, first in ((x, 3), (dy, 5)):
+        given = torch.full((first + t.numel() + 8,), math.nan, dtype=dtype, device="cuda")
+        moved.append(given[first:-8].view(t.shape).copy_(t))
+    dx, dfactors = _kron_linear_bwd.fused_backward(*moved[::-1], factors, True, [True, True])
+    check([cuops.kron_linear(x, factors), dx, *dfactors], x, dy, factors)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", OF_16_BITS, ids=str)
+@pytest.mark.parametrize("sizes", ODD, ids=str)
+def test_every_run_gives_the_same_bits(sizes, dtype):
+    x, dy, factors = arguments(1000, sizes, dtype)
+    assert_repeatable(lambda *a: [cuops.kron_linear(a[0], a[2]), *gradients(*a)], x, dy, factors)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "dtype", "size"),
+    [
+        (8192, [(36, 36), (44, 44)], torch.bfloat16, 64),
+        (8192, [(9, 9), (44, 44)], torch.bfloat16, None),  # of which zeros would be most of the work
+        (1000, [(9, 9), (44, 44)], torch.float16, 64),
+        (8192, [(128, 128), (60, 60)], torch.float16, 128),
+        (8192, [(128, 128), (28, 28)], torch.float16, None),
+        (1000, [(128, 128), (28, 28)], torch.float16, 128),
+        (1000, [(128, 128), (20, 20)], torch.float16, None),
+        (200, [(128, 128), (2, 2)], torch.float16, 128),
+        (200, [(129, 128), (60, 60)], torch.float16, None),
+        (200, [(20, 20), (31, 30)], torch.float16, None),
+        (200, [(36, 36), (45, 45)], torch.float32, None),
+    ],
+)
+def test_gradients_have_the_kernel_where_it_is_filled_or_samples_are_few(rows, sizes, dtype, size, monkeypatch):
+    monkeypatch.setattr(_kron_linear_squares_bwd, "_square_blocks", lambda *_: 1)
+    two = _kron_linear_squares_bwd._odd_two(dtype, rows, tuple(sizes), 0)
+    assert (two and two.size) == size
