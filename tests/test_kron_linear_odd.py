@@ -71,6 +71,20 @@ def test_gradients_may_be_of_arrays_that_start_anywhere(sizes, dtype, rows):
 
 @gpu
 @pytest.mark.parametrize("dtype", OF_16_BITS, ids=str)
+@pytest.mark.parametrize("sizes", [*ODD, [(64, 1), (64, 1)], [(1, 3), (40, 2)]], ids=str)
+def test_views_of_two_strides_and_tiny_samples_give_what_copies_give(sizes, dtype):
+    base = random((50, 83, columns_of(sizes) + 1), dtype)
+    factors, bias = factors_of(sizes, dtype), random((math.prod(o for o, _ in sizes),), dtype, seed=8)
+    for x in (base.transpose(0, 1), base[..., 1:].transpose(0, 1), base[:, :1].expand(-1, 83, -1)):
+        x = x[..., : columns_of(sizes)]
+        got, want = (cuops.kron_linear(t, factors, bias) for t in (x, x.contiguous()))
+        assert distance(got, want.double()) < 2 * torch.finfo(dtype).eps  # where other kernels may take a view
+        wide = cuops.kron_linear(x.double(), [w.double() for w in factors], bias.double())
+        assert distance(got, wide) < 2 * torch.finfo(dtype).eps
+
+
+@gpu
+@pytest.mark.parametrize("dtype", OF_16_BITS, ids=str)
 @pytest.mark.parametrize("sizes", ODD, ids=str)
 def test_every_run_gives_the_same_bits(sizes, dtype):
     x, dy, factors = arguments(1000, sizes, dtype)

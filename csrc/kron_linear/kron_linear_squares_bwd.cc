@@ -48,7 +48,7 @@ struct SquaresKernel {
   int shares(int gradients) const { return finds == Finds::kHalf ? 2 : finds == Finds::kOne ? gradients : 1; }
 };
 
-// `is_odd`: where rows are no whole vectors.
+// `is_odd`: where rows of the second factor are no whole vectors.
 SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, bool is_odd, const Hardware& hw) {
   static const char *const op = "kron_linear_squares_bwd", *const op_f64 = "kron_linear_squares_bwd_f64";
   static const char *const op_wide = "kron_linear_wide_bwd", *const op_f32 = "kron_linear_wide_bwd_f32";
@@ -86,23 +86,16 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, bool is_o
                                  {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16"}, 128},
                                  {kBFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_bf16"}, 128},
                                  {kBFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_bf16"}, 128},
-                                 {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, 128}};
-  static SquaresKernel odd[] = {{kFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_f16_odd"}, 0, nullptr, true},
-                                {kBFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_bf16_odd"}, 0, nullptr, true},
-                                {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16_odd"}, 0, nullptr, true},
-                                {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16_odd"}, 0, nullptr, true}};
+                                 {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, 128},
+                                 {kFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_f16_odd"}, 0, nullptr, true},
+                                 {kBFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_bf16_odd"}, 0, nullptr, true},
+                                 {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16_odd"}, 0, nullptr, true},
+                                 {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16_odd"}, 0, nullptr, true}};
   if (hw.tuned != 90 || (hw.capability != 90 && dtype == kFloat32 && size == 128)) return nullptr;
-  const auto fits = [&](const SquaresKernel& k) {
-    return k.dtype == dtype && k.size == size && (k.finds != Finds::kHalf || (wanted & 3) == 3);
-  };
-  const bool are_wide = hw.capability == 90 && hw.cuda >= 128;  // ptxas 12.1 lets no products of these go on side by side
-  if (is_odd) {
-    SquaresKernel* const k = std::find_if(std::begin(odd), std::end(odd), fits);
-    return are_wide && k != std::end(odd) ? k : nullptr;
-  }
-  if (are_wide)
+  if (hw.capability == 90 && hw.cuda >= 128)  // ptxas 12.1 lets no products of these go on side by side
     for (SquaresKernel& k : wide)
-      if (fits(k)) return &k;
+      if (k.dtype == dtype && k.size == size && k.is_odd == is_odd && (k.finds != Finds::kHalf || (wanted & 3) == 3)) return &k;
+  if (is_odd) return nullptr;
   for (SquaresKernel& k : kernels)
     if (k.dtype == dtype && k.size == size && k.shared_bytes() <= hw.shared_bytes - 1024) return &k;
   return nullptr;
@@ -143,9 +136,9 @@ bool kron_linear_squares_bwd_is_wide(int64_t dtype, int64_t size, int64_t device
 }
 
 // The gradients of y = x kron(factors[0], factors[1])^T: those of the factors in `dfactors` and that of x in dx, each where
-// `wanted` says so. `size` is that of a kernel, and no factor is larger. x and dy are
-// (rows, columns); `partial` is scratch in the dtype of sums, of kron_linear_squares_bwd_blocks matrices of size^2 for each
-// gradient of a factor. `dfactors` may be float32 for 16 bits.
+// `wanted` says so. `size` is that of a kernel, and no factor is larger. x and dy are (rows, columns); `partial` is scratch in the
+// dtype of sums, of kron_linear_squares_bwd_blocks matrices of size^2 for each gradient of a factor. `dfactors` may be float32 for
+// 16 bits.
 void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
                              TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");

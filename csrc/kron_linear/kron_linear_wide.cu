@@ -1,6 +1,7 @@
 // Kronecker-factored linear layers of two factors of up to 64, 96 or 128, in 16 bits or as TF32, on compute capability 9.0: 128
 // threads multiply 64 of the last factor's rows by X^T. What that leaves in their registers is, without a move, the first operand
-// of the product with W1, as float16 or TF32. One thread of others asks for the copies of X to shared memory.
+// of the product with W1, as float16 or TF32. One thread of others asks for the copies of X to shared memory, or they lay out its
+// rows there.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
@@ -77,7 +78,9 @@ __device__ void kron_wide(const KronWideParams& p) {
     }
     // Once factors are asked for, samples but the first ones are, which else came before.
     if (warp == kWarps) init_arrivals(&asked, kWarps);
-    if (kOdd && warp == kWarps + 1) Layers::init(there);
+    if constexpr (kOdd) {
+      if (warp == kWarps + 1) Layers::init(there);
+    }
     show_to_products();
   }
   __syncthreads();

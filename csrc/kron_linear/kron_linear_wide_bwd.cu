@@ -4,7 +4,7 @@
 // 128 threads have 64 rows of one of these, and what a first product leaves in their registers is, without a move, the first
 // operand of the second. Of up to 64, each of three times 128 threads finds one of them; else, of two blocks that have the same
 // samples, one has dW1 and the other one dW2, and each has half of dx. One thread of others asks for the copies of x and dy to
-// shared memory.
+// shared memory, or they lay out their rows there.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 

@@ -35,11 +35,12 @@ struct OddMatrices {
   }
   __device__ int bytes() const { return raw_bytes(rows * columns); }
 
-  // Begins to bring a sample: the vectors that it is in, and of the last one, where the array ends there, no more than belongs to
+  // Begins to bring one of so many samples: the vectors that it is in, and of one that the array ends in no more than belongs to
   // it. One thread does so.
-  __device__ void bring(char* to, long long sample, bool is_last, unsigned long long* there) const {
+  __device__ void bring(char* to, long long sample, long long samples, unsigned long long* there) const {
     const unsigned long long from = at(sample), start = from / 16 * 16, end = from + rows * columns * 2;
-    const unsigned long long whole = max(is_last ? end / 16 * 16 : (end + 15) / 16 * 16, start);
+    const unsigned long long array_end = at(samples - 1) + rows * columns * 2;
+    const unsigned long long whole = max(min((end + 15) / 16 * 16, array_end / 16 * 16), start);
     for (unsigned long long rest = max(whole, from); rest < end; rest += 2)
       *reinterpret_cast<unsigned short*>(to + (rest - start)) = *reinterpret_cast<const unsigned short*>(rest);
     const int bytes = static_cast<int>(whole - start);
@@ -84,6 +85,7 @@ constexpr int kLayThreads = 128, kLayBarrier = 2;  // which no others meet at
 template <int kSize, int kSlots, int kArrays, int kRoom>
 struct WideLayers {
   static constexpr int kGroups = kSize == 64 ? 4 : 1, kThreads = kLayThreads / kGroups, kTile = kSize * kSize * 2;
+  static_assert(kSlots >= kGroups, "a slot for each that is laid out");
   OddMatrices of[kArrays];
   char *slots, *room;
   unsigned long long *there, *full, *empty;
@@ -98,7 +100,7 @@ struct WideLayers {
   __device__ void bring(int place, long long sample) const {
     if (threadIdx.x % kThreads > 0 || sample >= samples) return;
 #pragma unroll
-    for (int a = 0; a < kArrays; ++a) of[a].bring(raw(a, place), sample, sample == samples - 1, &there[place]);
+    for (int a = 0; a < kArrays; ++a) of[a].bring(raw(a, place), sample, samples, &there[place]);
   }
 
   // before(n) is called before the block's sample of number n is brought, of those that are first.
@@ -118,6 +120,7 @@ struct WideLayers {
     }
     for (int i = threadIdx.x % kLayThreads * 16; i < kSlots * kArrays * kTile; i += kLayThreads * 16)
       *reinterpret_cast<uint4*>(slots + i) = {};
+    show_to_products();
     sync_warps(kLayBarrier, kLayThreads / 32);
     WideSlots<kSlots> slot;
     slot.advance(group);

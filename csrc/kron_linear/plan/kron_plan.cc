@@ -258,7 +258,8 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
   if (fibers.nanoseconds < best.nanoseconds || (fibers.fused && !best.fused)) best = std::move(fibers);
   if (!problem.aligned) {
     KronGroup wide = plan_wide(problem, device);
-    return wide.nanoseconds < best.nanoseconds ? wide : best;
+    if (wide.nanoseconds < best.nanoseconds) best = std::move(wide);
+    return best;
   }
   for (KronGroup& group :
        std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device),

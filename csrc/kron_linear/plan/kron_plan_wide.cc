@@ -151,10 +151,9 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   const bool is_f32 = problem.dtype == kFloat32 && !problem.tf32;
   const KronSize first = problem.sizes[0], last = problem.sizes[1];
   const std::int64_t most = std::max({first.in, first.out, last.in, last.out}), vector = 16 / size_of(problem.dtype);
-  // Of up to 32, zeros would be most of the work. Rows of y are whole vectors where they follow one another, or others are taken;
-  // in float32, those of a sample, too.
-  if (most <= 32 || most > kWideMost) return none;
+  if (most <= 32 || most > kWideMost) return none;  // of up to 32, zeros would be most of the work
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
+  // Rows of y are whole vectors where they follow one another; in float32, those of a sample, too.
   const bool is_odd =
       last.in % vector != 0 || last.out % (is_f32 ? vector : 2) != 0 || (problem.rows > 1 && first.out * last.out % vector != 0);
   if (is_odd || !problem.aligned) return size_of(problem.dtype) == 2 ? plan_odd(problem, most, blocks, device) : none;

@@ -45,6 +45,11 @@ class Two(NamedTuple):
     size: int
     is_odd: bool = False
 
+    @property
+    def finds_both(self) -> bool:
+        """Whether its kernel has the gradients of both factors or none."""
+        return self.is_odd and self.size > min(ODD)
+
 
 def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> Two | None:
     """Which kernel has the product of the first factors and that of the others; none where these fill too little of it.
@@ -117,7 +122,7 @@ def backward_of_squares(
     groups = slice(0, two.cut), slice(two.cut, None)
     state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, dy))
     pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
-    needed = [group for group in groups if two.is_odd or any(needs_factors[group])]  # whose kernels find both
+    needed = [group for group in groups if two.finds_both or any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
     sums = torch.promote_types(x.dtype, torch.float32)
     dw = [
