@@ -8,7 +8,8 @@
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
-#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The compiler is one whose products go on side by side, which kron_linear_squares_bwd.cc asks for, too.
+#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ >= 128
 #include "device/tensor_copy.cuh"
 #include "device/wgmma.cuh"
 #include "kron_squares.cuh"

@@ -6,7 +6,8 @@
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 
-#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The compiler is one whose products go on side by side, which kron_linear_squares_bwd.cc asks for, too.
+#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ >= 128
 #include "kron_squares.cuh"
 #include "kron_squares.h"
 #include "kron_wide_products.cuh"
