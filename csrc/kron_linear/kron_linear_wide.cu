@@ -211,14 +211,8 @@ __device__ void kron_wide(const KronWideParams& p) {
     more = sample + stride < p.rows;
     used = slot.next;
     if (kOverlaps) begin_first(more);  // of nothing that matters, after the last one
-    WideResults<T, 2 * kTiles> results;
-    if (!kPlain && p.bias) {
-      if constexpr (kOdd) {
-        results.load_odd(wide_bias<T>(p, sample), out_rows, out_columns, column);
-      } else {
-        results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
-      }
-    }
+    WideResults<T, 2 * kTiles, kOdd> results;
+    if (!kPlain && p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
     wait_for_products<kOverlaps>(y);
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
@@ -227,12 +221,7 @@ __device__ void kron_wide(const KronWideParams& p) {
       results.v[i] = convert<T>(v);
     }
     if (!kOverlaps) begin_first(more);
-    T* const y_at = static_cast<T*>(p.y.data) + offset_of(p.y, sample);
-    if constexpr (kOdd) {
-      results.store_odd(y_at, out_rows, out_columns, column);
-    } else {
-      results.store(y_at, out_rows, out_columns, column);
-    }
+    results.store(static_cast<T*>(p.y.data) + offset_of(p.y, sample), out_rows, out_columns, column);
     end_first(more, used);
   }
 }

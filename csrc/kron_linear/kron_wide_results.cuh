@@ -41,8 +41,9 @@ __device__ inline void load_if(bool loads, const void* from, Pack<T, 2>& v) {
                : "l"(from), "r"(static_cast<int>(loads)));
 }
 
-// What a thread has of a sample's results: kCount pairs of neighbours in a row, in rows row_of(i) and from `column` on.
-template <class T, int kCount>
+// What a thread has of a sample's results: kCount pairs of neighbours in a row, in rows row_of(i) and from `column` on. kOdd: of
+// any number of columns, in words where all rows start with one.
+template <class T, int kCount, bool kOdd>
 struct WideResults {
   Pack<T, 2> v[kCount] = {};
 
@@ -61,28 +62,22 @@ struct WideResults {
   }
 
   __device__ void store(T* y, int rows, int columns, int column) const {
-    each(y, rows, columns, column, [&](int i, bool valid, T* at) { store_if(valid, at, v[i]); });
-  }
-  // Of any number of columns: in words where all rows start with one.
-  __device__ void store_odd(T* y, int rows, int columns, int column) const {
-    const bool pairs = columns % 2 == 0 && reinterpret_cast<unsigned long long>(y) % 4 == 0, second = column + 1 < columns;
+    const bool pairs = !kOdd || (columns % 2 == 0 && reinterpret_cast<unsigned long long>(y) % 4 == 0),
+               second = column + 1 < columns;
     each(y, rows, columns, column, [&](int i, bool valid, T* at) {
       store_if(valid && pairs, at, v[i]);
-      store_if(valid && !pairs, at, v[i].at[0]);
-      store_if(valid && !pairs && second, at + 1, v[i].at[1]);
-    });
-  }
-  __device__ void load_odd(const T* bias, int rows, int columns, int column) {
-    each(bias, rows, columns, column, [&](int i, bool valid, const T* at) {
-      if (valid) v[i] = {at[0], at[column + 1 < columns]};
+      if constexpr (kOdd) {
+        store_if(valid && !pairs, at, v[i].at[0]);
+        store_if(valid && !pairs && second, at + 1, v[i].at[1]);
+      }
     });
   }
   __device__ void load(const T* bias, int rows, int columns, int column) {
-    if (reinterpret_cast<unsigned long long>(bias) % (2 * sizeof(T)) == 0) {
+    if (!kOdd && reinterpret_cast<unsigned long long>(bias) % (2 * sizeof(T)) == 0) {
       each(bias, rows, columns, column, [&](int i, bool valid, const T* at) { load_if(valid, at, v[i]); });
     } else {
       each(bias, rows, columns, column, [&](int i, bool valid, const T* at) {
-        if (valid) v[i] = {at[0], at[1]};
+        if (valid) v[i] = {at[0], at[!kOdd || column + 1 < columns]};
       });
     }
   }
