@@ -109,6 +109,13 @@ def test_what_is_not_understood_is_answered_with_the_usage_of_its_command(comman
     assert f"unrecognized arguments: {arguments[-1]}" in said
 
 
+def test_files_of_factors_are_required(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "kron", "x.npy", "y.npy"])
+    assert stopped.value.code == 2
+    assert "the following arguments are required: --factor" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "shape"), [("--also", ["4", "64", "--also", "3xa"]), ("shape", ["3xa"])])
 def test_shapes_that_are_none_are_named(name, shape, capsys):
     with pytest.raises(SystemExit):

@@ -143,6 +143,7 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["missing.npy", "y.npy"], "missing.npy"),
         (["x.npy", "y.npy", "--eps", "-1"], "eps: expected a finite number of at least 0"),
         (["x.npy", "y.npy", "--weight", "x.npy"], "weight: expected an array of 1 dimension, got 3"),
+        (["x.npy", "y.npy", "--weight", ""], "No such file"),  # as of a variable that is not set
         (["x.npy", "y.csv"], "expected a name that ends in .npy or .safetensors"),
         (["ints.npy", "y.npy"], "expected float64, float32, float16 or bfloat16, got int64"),
         (["x.npy", "y.npy", "--weight", "w9.npy"], "weight: expected the last of x's dimensions, (33,), got (9,)"),

@@ -76,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is")
         for option in operator.lists:
             command.add_argument(
-                f"--{option}", metavar="FILE", action="append", default=[], help="give it once for each file"
+                f"--{option}", metavar="FILE", action="append", required=True, help="give it once for each file"
             )
         for number, default in operator.numbers.items():
             command.add_argument(
@@ -94,14 +94,14 @@ def main(options: argparse.Namespace) -> int:
         return int(operator.main(options))
     x = read_rows(options.input)
     given = {name: getattr(options, name) for name in operator.parameters}
-    keywords = {name: parameter(read(location), x) for name, location in given.items() if location}
+    keywords = {name: parameter(read(location), x) for name, location in given.items() if location is not None}
     for name, values in keywords.items():
         if values.ndim != 1:  # one for each column of a row
             raise ValueError(f"{name}: expected an array of 1 dimension, got {values.ndim}")
     lists = [location for option in operator.lists for location in getattr(options, option)]
     for option, name in operator.lists.items():
         keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
-    spare(options.output, options.input, [*filter(None, given.values()), *lists])
+    spare(options.output, options.input, [*(location for location in given.values() if location is not None), *lists])
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = _device()
     if x.dtype == "bfloat16":
