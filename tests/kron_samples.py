@@ -56,6 +56,13 @@ FUSED = [  # sizes of factors that fit one kernel, or a few
     [(86, 86), (128, 128)],
     [(5, 3), (7, 5), (2, 7)],
 ]
+ODD = [  # of two factors whose rows are no whole vectors in 16 bits
+    [(71, 71), (119, 119)],
+    [(36, 36), (44, 44)],
+    [(33, 33), (33, 33)],
+    [(60, 50), (45, 63)],
+    [(127, 128), (126, 125)],
+]
 EMPTY = ("empty batch", "empty in the middle", "no rows", "no columns")
 TO_DIFFERENTIATE = [
     "one factor",

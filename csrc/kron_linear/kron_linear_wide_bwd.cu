@@ -270,26 +270,26 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE_BWD(size, used, name, T, odd)                                               \
+#define KRON_WIDE_BWD_OF(size, used, name, T, odd)                                            \
   extern "C" __global__ void __launch_bounds__(cuops::kWideBwdThreads, 1)                     \
       kron_wide_bwd_##used##_##name(const __grid_constant__ cuops::KronWideSquaresParams p) { \
     cuops::wait_in_turn();                                                                    \
     cuops::kron_wide_bwd<T, size, used, odd>(p);                                              \
   }
+#define KRON_WIDE_BWD(size, used)                  \
+  KRON_WIDE_BWD_OF(size, used, f16, __half, false) \
+  KRON_WIDE_BWD_OF(size, used, bf16, __nv_bfloat16, false)
+#define KRON_WIDE_BWD_ODD(size, used)                 \
+  KRON_WIDE_BWD_OF(size, used, f16_odd, __half, true) \
+  KRON_WIDE_BWD_OF(size, used, bf16_odd, __nv_bfloat16, true)
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
-KRON_WIDE_BWD(64, 64, f16, __half, false)
-KRON_WIDE_BWD(64, 64, bf16, __nv_bfloat16, false)
-KRON_WIDE_BWD(128, 80, f16, __half, false)
-KRON_WIDE_BWD(128, 80, bf16, __nv_bfloat16, false)
-KRON_WIDE_BWD(128, 96, f16, __half, false)
-KRON_WIDE_BWD(128, 96, bf16, __nv_bfloat16, false)
-KRON_WIDE_BWD(128, 128, f16, __half, false)
-KRON_WIDE_BWD(128, 128, bf16, __nv_bfloat16, false)
-KRON_WIDE_BWD(64, 64, f16_odd, __half, true)
-KRON_WIDE_BWD(64, 64, bf16_odd, __nv_bfloat16, true)
-KRON_WIDE_BWD(128, 128, f16_odd, __half, true)
-KRON_WIDE_BWD(128, 128, bf16_odd, __nv_bfloat16, true)
+KRON_WIDE_BWD(64, 64)
+KRON_WIDE_BWD(128, 80)
+KRON_WIDE_BWD(128, 96)
+KRON_WIDE_BWD(128, 128)
+KRON_WIDE_BWD_ODD(64, 64)
+KRON_WIDE_BWD_ODD(128, 128)
 #else
 extern "C" __global__ void kron_wide_bwd_nowhere() {}
 #endif

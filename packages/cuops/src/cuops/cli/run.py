@@ -93,15 +93,15 @@ def main(options: argparse.Namespace) -> int:
     if not isinstance(operator, RowOperator):
         return int(operator.main(options))
     x = read_rows(options.input)
-    given = {name: getattr(options, name) for name in operator.parameters}
-    keywords = {name: parameter(read(location), x) for name, location in given.items() if location is not None}
+    given = {name: location for name in operator.parameters if (location := getattr(options, name)) is not None}
+    keywords = {name: parameter(read(location), x) for name, location in given.items()}
     for name, values in keywords.items():
         if values.ndim != 1:  # one for each column of a row
             raise ValueError(f"{name}: expected an array of 1 dimension, got {values.ndim}")
     lists = [location for option in operator.lists for location in getattr(options, option)]
     for option, name in operator.lists.items():
         keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
-    spare(options.output, options.input, [*(location for location in given.values() if location is not None), *lists])
+    spare(options.output, options.input, [*given.values(), *lists])
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = _device()
     if x.dtype == "bfloat16":
