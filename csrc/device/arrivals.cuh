@@ -15,6 +15,10 @@ __device__ inline void arrive(unsigned long long* barrier) {
 __device__ inline void arrive_expecting(unsigned long long* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
+// Once all that this thread copies asynchronously is there.
+__device__ inline void arrive_once_copied(unsigned long long* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 // Until the phase of this parity has ended: the first one is even.
 __device__ inline void wait_for_arrivals(unsigned long long* barrier, unsigned parity) {
   asm volatile(

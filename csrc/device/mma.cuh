@@ -81,6 +81,12 @@ __device__ inline void copy_or_zero(char* to, const void* from, bool valid) {
 #endif
 }
 
+// kBytes, 4 to 16, on their way to shared memory, the first `existing` ones of them, and zeros behind these.
+template <int kBytes>
+__device__ inline void copy_bytes(unsigned to, const void* from, int existing) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(existing) : "memory");
+}
+
 // Copies a number of 4 or 8 bytes to shared memory.
 template <class T>
 __device__ void copy_number(T* to, const T* from) {

@@ -15,12 +15,6 @@ __device__ inline void copy_vector(unsigned to, const char* from, bool exists) {
   }
 }
 
-// kBytes on their way to shared memory, the first `existing` ones of them, and zeros behind these.
-template <int kBytes>
-__device__ inline void copy_bytes(unsigned to, const char* from, int existing) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(existing) : "memory");
-}
-
 // 16 bytes likewise, in pieces that exist or do not.
 template <int kPiece>
 __device__ inline void copy_pieces(unsigned to, const char* from, int existing) {

@@ -34,8 +34,9 @@ struct SquaresKernel {
 
   int tile_size() const { return size <= 64 ? 64 : 128; }  // where products are those of compute capability 9.0
   int shared_bytes() const {
+    if (dtype == kFloat32 && (is_odd || box_rows > 0)) return wide_f32_bytes(tile_size());
     if (is_odd) return wide_bwd_odd_bytes(tile_size());
-    if (box_rows > 0) return dtype == kFloat32 ? wide_f32_bytes(tile_size()) : wide_bwd_bytes(tile_size());
+    if (box_rows > 0) return wide_bwd_bytes(tile_size());
     if (dtype == kFloat64) return double_matrix(size) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
     return 16 * (kUnitsBefore + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
@@ -87,6 +88,9 @@ SquaresKernel* find_kernel(DType dtype, std::int64_t size, int wanted, bool is_o
                                  {kBFloat16, 80, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_80_bf16"}, 128},
                                  {kBFloat16, 96, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_96_bf16"}, 128},
                                  {kBFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_bf16"}, 128},
+                                 {kFloat32, 64, 1, 1, Finds::kAll, {op_f32, "kron_wide_bwd_64_f32_odd"}, 0, nullptr, true},
+                                 {kFloat32, 96, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_96_f32_odd"}, 0, nullptr, true},
+                                 {kFloat32, 128, 1, 1, Finds::kOne, {op_f32, "kron_wide_bwd_128_f32_odd"}, 0, nullptr, true},
                                  {kFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_f16_odd"}, 0, nullptr, true},
                                  {kBFloat16, 64, 1, 1, Finds::kAll, {op_wide, "kron_wide_bwd_64_bf16_odd"}, 0, nullptr, true},
                                  {kFloat16, 128, 1, 2, Finds::kHalf, {op_wide, "kron_wide_bwd_128_f16_odd"}, 0, nullptr, true},

@@ -38,7 +38,7 @@ struct WideOperands {
   int count, first, places;
 };
 
-template <class Role, int kSize, int kUsed>
+template <class Role, int kSize, int kUsed, bool kOdd>
 __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& turns, const WideOperands& of,
                                  WideBwdShared<kSize>& shared, float4* partial) {
   using Products = WideProducts<Role, kSize, kUsed>;
@@ -68,8 +68,9 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
       float* const to = static_cast<float*>(p.dx) + (1LL * sample * p.in[0] + found_anew(row)) * p.in[1];
 #pragma unroll
       for (int i = 0; i < kUsed; i += 16)
-        Squares<float, kUsed>::store(to, p.in[0] - row, p.in[1], i, reinterpret_cast<const float (&)[2][4]>(sum[i / 8]),
-                                     power_of_two(power / 2), power_of_two(power - power / 2));
+        Squares<float, kUsed>::template store<kOdd>(to, p.in[0] - row, p.in[1], i,
+                                                    reinterpret_cast<const float (&)[2][4]>(sum[i / 8]), power_of_two(power / 2),
+                                                    power_of_two(power - power / 2));
     }
     if (++place == of.places) {
       place = 0;
@@ -89,8 +90,8 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
   }
 }
 
-// kPlain: the first factor comes in vectors, too.
-template <int kSize, int kUsed, bool kPlain>
+// kPlain: the first factor comes in vectors, too. kOdd: rows of samples start anywhere.
+template <int kSize, int kUsed, bool kPlain, bool kOdd>
 __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   using Shared = WideBwdShared<kSize>;
   using Factor = WideFactor<kSize, kPlain>;
@@ -123,10 +124,18 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   if (warp >= kWarps) {
     keep_registers<kWideF32CopyRegisters>();
     const bool x_first = !kTogether && of_second;
-    Maker maker(x_first ? p.x : p.dy, x_first ? p.dy : p.x, count, turns,
-                start + (kSamples + Shared::kSlots) * kTile + maker_warp * (Shared::kPieces * kWideF32Piece),
+    if (warp >= kWarps + Maker::kWarps) return;
+    char* const made = start + kSamples * kTile;
+    Maker maker(count, turns, made + Shared::kSlots * kTile + maker_warp * (Shared::kPieces * kWideF32Piece),
                 shared.pieces[maker_warp]);
-    if (warp < kWarps + Maker::kWarps) maker.make(start + kSamples * kTile, shared, kTogether ? Shared::kSlots : count);
+    const auto make = [&](const auto& x, const auto& dy) {
+      maker.make(one_of(x_first, dy, x), one_of(x_first, x, dy), made, shared, kTogether ? Shared::kSlots : count);
+    };
+    if constexpr (kOdd) {
+      make(WideMatrices{s.x, s.in[0] * s.in[1], s.in[0], s.in[1]}, WideMatrices{s.dy, s.out[0] * s.out[1], s.out[0], s.out[1]});
+    } else {
+      make(p.x, p.dy);
+    }
     return;
   }
   take_registers<kTogether ? kWideF32RegistersOf64 : kWideF32Registers>();
@@ -141,7 +150,7 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (i == 0 || both)
-        Factor::make(start + i * kOther * kTile, pieces[i], false, shared.largest[i], &shared.factors[i], kConsumers);
+        Factor::make(start + i * kOther * kTile, pieces[i], WideOrder::kRows, shared.largest[i], &shared.factors[i], kConsumers);
   }
   sync_warps(kConsumers + 1, kWarps);
   const int only = both ? of_first : 0;  // the factor of a sum
@@ -152,28 +161,29 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
                                                              (of_second && s.wanted & kFirstGradient)) *
                                                                 (kUsed * kUsed / 4);
   if (of_first) {
-    multiply_samples<OfFirst, kSize, kUsed>(s, turns, sum, shared, partial);
+    multiply_samples<OfFirst, kSize, kUsed, kOdd>(s, turns, sum, shared, partial);
   } else if (of_second) {
-    multiply_samples<OfSecond, kSize, kUsed>(s, turns, sum, shared, partial);
+    multiply_samples<OfSecond, kSize, kUsed, kOdd>(s, turns, sum, shared, partial);
   } else if (wanted) {
     WideOperands input = sum;
     input.factors[1] = tiles + kOther * kTile;
     input.exponent = shared.factors[0] + shared.factors[1];
-    multiply_samples<OfInput, kSize, kUsed>(s, turns, input, shared, partial);
+    multiply_samples<OfInput, kSize, kUsed, kOdd>(s, turns, input, shared, partial);
   }
 }
 
 }  // namespace cuops
 
-#define KRON_WIDE_BWD_F32_ONE(size, used, name, plain)                               \
+#define KRON_WIDE_BWD_F32_ONE(size, used, name, plain, odd)                          \
   extern "C" __global__ void __launch_bounds__(cuops::kWideBwdF32Threads, 1)         \
       kron_wide_bwd_##name(const __grid_constant__ cuops::KronWideSquaresParams p) { \
     cuops::wait_in_turn();                                                           \
-    cuops::kron_wide_bwd_f32<size, used, plain>(p);                                  \
+    cuops::kron_wide_bwd_f32<size, used, plain, odd>(p);                             \
   }
-#define KRON_WIDE_BWD_F32(size, used)                       \
-  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32_plain, true) \
-  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32, false)
+#define KRON_WIDE_BWD_F32(size, used)                              \
+  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32_plain, true, false) \
+  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32, false, false)      \
+  KRON_WIDE_BWD_F32_ONE(size, used, used##_f32_odd, false, true)
 
 // Instances, as kron_linear_squares_bwd.cc asks for them.
 KRON_WIDE_BWD_F32(64, 64)

@@ -40,6 +40,11 @@ struct WideOutput {
     if (bias) v = {v.x + bias[at], v.y + bias[at + 1], v.z + bias[at + 2], v.w + bias[at + 3]};
     *reinterpret_cast<float4*>(y + at) = v;
   }
+  __device__ void store(int row, int column, float v) const {
+    if (row >= rows || column >= columns) return;
+    const long long at = 1LL * row * pitch + column;
+    y[at] = bias ? whole(v) + bias[at] : whole(v);
+  }
 };
 
 // Two groups of 128 threads have sums of half the terms each, of all columns, and are left with the whole sums of half of these, in
@@ -67,12 +72,14 @@ __device__ __forceinline__ void exchange_halves(float (&y)[kCount][4], int half,
 }
 
 // Of kFactors factors. Where blocks share a sample, each has 64 rows of its results, and 64 columns if there are four; they have no
-// other sample, and 128 threads have the sums of half the second product's terms. kPlain: factors come in vectors, and there is no
-// bias.
-template <int kSize, int kUsed, int kFactors, int kBlocks, bool kPlain>
+// other sample, and 128 threads have the sums of half the second product's terms. WideCalls::kPlain: factors come in vectors, and
+// there is no bias; kOdd: rows of samples start anywhere.
+enum class WideCalls { kAny, kPlain, kOdd };
+
+template <int kSize, int kUsed, int kFactors, int kBlocks, WideCalls kCalls>
 __device__ void kron_wide_f32(const KronWideParams& p) {
   using Tile = WideTile<kSize>;
-  constexpr bool kShared = kBlocks > 1;
+  constexpr bool kShared = kBlocks > 1, kPlain = kCalls == WideCalls::kPlain, kOdd = kCalls == WideCalls::kOdd;
   static_assert(!kShared || kSize == 128);
   using First = WideFactor<kSize, kPlain, kShared ? 64 : kSize>;
   using Second = WideFactor<kSize, kPlain, kBlocks == 4 ? 64 : kSize>;
@@ -97,9 +104,15 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   if (warp >= 8) {
     const int maker_warp = warp % kMakers;
     if constexpr (kSize == 128) keep_registers<kWideF32CopyRegisters>();
-    Maker maker(p.matrices, p.matrices, 1, turns,
-                start + (2 + kSlots) * Tile::kBytes + maker_warp * (Shared::kPieces * kWideF32Piece), shared.pieces[maker_warp]);
-    if (warp < 8 + Maker::kWarps) maker.make(start + 2 * Tile::kBytes, shared, kSlots);
+    if (warp >= 8 + Maker::kWarps) return;
+    char* const made = start + 2 * Tile::kBytes;
+    Maker maker(1, turns, made + kSlots * Tile::kBytes + maker_warp * (Shared::kPieces * kWideF32Piece), shared.pieces[maker_warp]);
+    if constexpr (kOdd) {
+      const WideMatrices x{p.x.data, p.x.stride, p.factors[0].in, p.factors[1].in};
+      maker.make(x, x, made, shared, kSlots);
+    } else {
+      maker.make(p.matrices, p.matrices, made, shared, kSlots);
+    }
     return;
   }
   if constexpr (kSize == 128) take_registers<kWideF32Registers>();
@@ -107,8 +120,10 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   typename Second::Pieces second;
   first.load(p.factors[0], first_row);
   if constexpr (kFactors == 2) second.load(p.factors[1], first_column);
-  First::make(start, first, false, shared.largest[0], &shared.factors[0], kConsumers);
-  if constexpr (kFactors == 2) Second::make(start + Tile::kBytes, second, true, shared.largest[1], &shared.factors[1], kConsumers);
+  First::make(start, first, WideOrder::kRows, shared.largest[0], &shared.factors[0], kConsumers);
+  constexpr WideOrder kOrder = kOdd ? WideOrder::kLanes : WideOrder::kFours;
+  if constexpr (kFactors == 2)
+    Second::make(start + Tile::kBytes, second, kOrder, shared.largest[1], &shared.factors[1], kConsumers);
   sync_warps(kConsumers, 8);
   // Of the first product each 16 terms lose some; of the second, each sum of the 16 so far.
   const int terms = kFactors == 1 ? 0 : kShared ? min(p.factors[1].in, 64) : p.factors[1].in;
@@ -164,7 +179,10 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
     for (int j = 0; j < kTiles; j += 2) {
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
-        if constexpr (kFactors == 1) {
+        if constexpr (kOdd) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) output.store(from + i * 4, j * 8 + k * 4 + lane % 4, y[j + k / 2][i + k % 2]);
+        } else if constexpr (kFactors == 1) {
           // Two lanes exchange halves, so that each has four neighbours.
           const float2 own = odd ? float2{t[j + 1][i], t[j + 1][i + 1]} : float2{t[j][i], t[j][i + 1]};
           const float2 other = {__shfl_xor_sync(~0u, odd ? t[j][i] : t[j + 1][i], 1),
@@ -181,23 +199,26 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
 
 }  // namespace cuops
 
-#define KRON_WIDE_F32(name, size, used, factors, blocks, plain)                  \
-  extern "C" __global__ void __launch_bounds__(cuops::wide_f32_threads(size), 1) \
-      kron_wide_##name(const __grid_constant__ cuops::KronWideParams p) {        \
-    cuops::wait_in_turn();                                                       \
-    cuops::kron_wide_f32<size, used, factors, blocks, plain>(p);                 \
+#define KRON_WIDE_F32(name, size, used, factors, blocks, calls)                       \
+  extern "C" __global__ void __launch_bounds__(cuops::wide_f32_threads(size), 1)      \
+      kron_wide_##name(const __grid_constant__ cuops::KronWideParams p) {             \
+    cuops::wait_in_turn();                                                            \
+    cuops::kron_wide_f32<size, used, factors, blocks, cuops::WideCalls::k##calls>(p); \
   }
-#define KRON_WIDE_F32_BOTH(name, size, used, factors, blocks)        \
-  KRON_WIDE_F32(name##_f32_plain, size, used, factors, blocks, true) \
-  KRON_WIDE_F32(name##_f32, size, used, factors, blocks, false)
+#define KRON_WIDE_F32_TWO(name, size, used, blocks)     \
+  KRON_WIDE_F32(name##_f32, size, used, 2, blocks, Any) \
+  KRON_WIDE_F32(name##_f32_odd, size, used, 2, blocks, Odd)
+#define KRON_WIDE_F32_ALL(name, size, used, blocks)             \
+  KRON_WIDE_F32(name##_f32_plain, size, used, 2, blocks, Plain) \
+  KRON_WIDE_F32_TWO(name, size, used, blocks)
 
 // Instances, as kron_plan_wide.cc asks for them. Of up to 64, plain ones are slower.
-KRON_WIDE_F32(columns_64_f32, 64, 64, 1, 1, false)
-KRON_WIDE_F32(64_f32, 64, 64, 2, 1, false)
-KRON_WIDE_F32_BOTH(96, 128, 96, 2, 1)
-KRON_WIDE_F32_BOTH(128, 128, 128, 2, 1)
-KRON_WIDE_F32_BOTH(halves, 128, 128, 2, 2)
-KRON_WIDE_F32_BOTH(quarters, 128, 128, 2, 4)
+KRON_WIDE_F32(columns_64_f32, 64, 64, 1, 1, Any)
+KRON_WIDE_F32_TWO(64, 64, 64, 1)
+KRON_WIDE_F32_ALL(96, 128, 96, 1)
+KRON_WIDE_F32_ALL(128, 128, 128, 1)
+KRON_WIDE_F32_ALL(halves, 128, 128, 2)
+KRON_WIDE_F32_ALL(quarters, 128, 128, 4)
 #else
 extern "C" __global__ void kron_wide_f32_nowhere() {}
 #endif

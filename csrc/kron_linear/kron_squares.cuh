@@ -116,7 +116,8 @@ struct Squares {
     }
   }
 
-  // A warp's 16 x 16 results, those of them that exist.
+  // A warp's 16 x 16 results, those of them that exist. kOdd: of float32 whose rows start anywhere.
+  template <bool kOdd = false>
   __device__ static void store(T* to, int rows, int columns, int column, const float (&d)[2][4], float scale, float rest) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -127,8 +128,13 @@ struct Squares {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int first = column + i * 8 + lane % 4 * 2;
-          if (row < rows && first < columns)
-            *reinterpret_cast<float2*>(at + first) = make_float2(d[i][2 * r] * scale * rest, d[i][2 * r + 1] * scale * rest);
+          const float2 two = {d[i][2 * r] * scale * rest, d[i][2 * r + 1] * scale * rest};
+          if constexpr (kOdd) {
+            if (row < rows && first < columns) at[first] = two.x;
+            if (row < rows && first + 1 < columns) at[first + 1] = two.y;
+          } else if (row < rows && first < columns) {
+            *reinterpret_cast<float2*>(at + first) = two;
+          }
         }
       } else {
         // Two lanes exchange halves, so that each has four neighbours.

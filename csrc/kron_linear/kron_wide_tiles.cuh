@@ -41,6 +41,10 @@ __device__ inline float largest_of(const float (&v)[8]) {
 // NaN counts as none here, and stays NaN.
 __device__ inline int exponent_of_warp(float most) { return exponent_of(__reduce_max_sync(~0u, __float_as_int(most))); }
 
+// The order of a factor's rows in its tile: as they are, or such that of what products with them give, a thread has four
+// neighbours, or four lanes have.
+enum class WideOrder { kRows, kFours, kLanes };
+
 // A factor, of which 256 threads make a tile, or its first kRows rows.
 template <int kSize, bool kVectors = false, int kRows = kSize>
 struct WideFactor {
@@ -48,10 +52,9 @@ struct WideFactor {
   static constexpr int kWarps = 8;
   using Pieces = FactorPieces<float, kSize, kWarps * 32, kVectors, kRows>;
 
-  // Of numbers divided by the power of two of the largest, whose exponent is left where it is asked for. `near`: of each 16 rows,
-  // neighbours are where a thread has four neighbours of what products with them give.
-  __device__ __forceinline__ static void make(char* tile, const Pieces& pieces, bool near, int (&largest)[kWarps], int* exponent_at,
-                                              int barrier) {
+  // Of numbers divided by the power of two of the largest, whose exponent is left where it is asked for.
+  __device__ __forceinline__ static void make(char* tile, const Pieces& pieces, WideOrder order, int (&largest)[kWarps],
+                                              int* exponent_at, int barrier) {
     const int exponent_here = exponent_of(pieces.magnitude());
     if (pieces.thread % 32 == 0) largest[pieces.thread / 32] = exponent_here;
     sync_warps(barrier, kWarps);
@@ -62,7 +65,9 @@ struct WideFactor {
     const float scale = power_of_two(14 - exponent);
 #pragma unroll
     for (int i = 0; i < Pieces::kCount; ++i) {
-      const int r = pieces.row(i), to = near ? r / 16 * 16 + r % 4 / 2 * 8 + r % 16 / 4 * 2 + r % 2 : r;
+      const int r = pieces.row(i), fours = r / 16 * 16 + r % 4 / 2 * 8 + r % 16 / 4 * 2 + r % 2;
+      const int lanes = r / 8 * 8 + r % 4 * 2 + r % 8 / 4;
+      const int to = order == WideOrder::kFours ? fours : order == WideOrder::kLanes ? lanes : r;
       Tile::store(tile + Tile::place_of(to, pieces.column(i)), pieces.piece(i).at, scale);
     }
     show_to_products();
@@ -83,24 +88,58 @@ struct WideTurns {
   int first, step, count, across;
 };
 
-// A warp's part in making tiles of all samples: every second 16 rows of 32 columns. A sample has `count` tiles, of matrices that
-// the two maps have.
+// Matrices of float32 whose rows start anywhere, which no tensor map has: one a sample, `stride` elements apart.
+struct WideMatrices {
+  const void* data;
+  long long stride;
+  int rows, columns;
+};
+
+// The first or the second one of two; those that are in registers stay there.
+__device__ inline const TensorMap& one_of(bool second, const TensorMap& a, const TensorMap& b) { return second ? b : a; }
+__device__ inline WideMatrices one_of(bool second, const WideMatrices& a, const WideMatrices& b) {
+  return {second ? b.data : a.data, second ? b.stride : a.stride, second ? b.rows : a.rows, second ? b.columns : a.columns};
+}
+
+// A warp begins to bring 16 rows and 32 columns of a matrix, with zeros around it. So many lanes arrive for that:
+template <class Matrices>
+constexpr int kBringing = kSame<Matrices, TensorMap> ? 1 : 32;
+__device__ inline void bring_piece(char* to, const TensorMap& of, int sample, int row, int column, unsigned long long* there) {
+  if (threadIdx.x % 32 > 0) return;
+  arrive_expecting(there, kWideF32Piece);
+  copy_box(to, of, column, row, sample, there);
+}
+__device__ inline void bring_piece(char* to, const WideMatrices& of, int sample, int row, int column, unsigned long long* there) {
+  const int lane = threadIdx.x % 32, rows = column + lane < of.columns ? of.rows - row : 0;
+  const float* from = static_cast<const float*>(of.data);
+  if (rows > 0) from += sample * of.stride + row * of.columns + column + lane;
+  const unsigned at = shared_address(to) + lane % 4 * 4;
+  __syncwarp();  // all lanes have read what was there
+#pragma unroll 4
+  for (int r = 0; r < kWideF32Rows; ++r) {
+    copy_bytes<4>(at + swizzled(r, lane / 4), from, r < rows ? 4 : 0);
+    if (r + 1 < rows) from += of.columns;  // and stays where there is something
+  }
+  arrive_once_copied(there);
+}
+
+// A warp's part in making tiles of all samples: every second 16 rows of 32 columns. A sample has `count` tiles, of two matrices.
 template <int kSize, int kUsed>
 class WideMaker {
  public:
-  static constexpr int kEach = kUsed / 32, kWarps = kEach * 2;  // pieces of a tile; warps that have any
+  static constexpr int kWarps = kUsed / 16;  // that have a part
   static_assert(kWarps <= wide_f32_warps(kSize));
 
-  __device__ WideMaker(const TensorMap& first, const TensorMap& second, int count, const WideTurns& turns, char* pieces,
-                       unsigned long long (&arrivals)[wide_f32_pieces(kSize)])
-      : first_(first), second_(second), count_(count), turns_(turns), pieces_(pieces), arrivals_(arrivals), next_(turns.first) {}
+  __device__ WideMaker(int count, const WideTurns& turns, char* pieces, unsigned long long (&arrivals)[wide_f32_pieces(kSize)])
+      : count_(count), turns_(turns), pieces_(pieces), arrivals_(arrivals), next_(turns.first) {}
 
   // Makes all tiles, in the first `slots` of the places that `tiles` has.
-  template <class Shared>
-  __device__ void make(char* tiles, Shared& shared, int slots) {
+  template <class Matrices, class Shared>
+  __device__ void make(const Matrices& first, const Matrices& second, char* tiles, Shared& shared, int slots) {
+    const auto ask = [&](int place) { bring_next(place, first, second); };
     if (lane_ == 0) {
 #pragma unroll 1
-      for (int i = 0; i < kPieces; ++i) init_arrivals(&arrivals_[i], 1);
+      for (int i = 0; i < kPieces; ++i) init_arrivals(&arrivals_[i], kBringing<Matrices>);
       show_to_products();
     }
     __syncwarp();
@@ -147,14 +186,14 @@ class WideMaker {
 
  private:
   using Tile = WideTile<kSize>;
-  static constexpr int kPieces = wide_f32_pieces(kSize);
+  static constexpr int kPieces = wide_f32_pieces(kSize), kEach = kUsed / 32;  // on their way; of a tile
 
-  __device__ void ask(int place) {
-    if (next_ < turns_.count && lane_ == 0) {
-      arrive_expecting(&arrivals_[place], kWideF32Piece);
+  template <class Matrices>
+  __device__ void bring_next(int place, const Matrices& first, const Matrices& second) {
+    if (next_ < turns_.count) {
       const int sample = turns_.across == 1 ? next_ : next_ / turns_.across, column = (next_ - sample * turns_.across) * kSize;
-      copy_box(pieces_ + place * kWideF32Piece, next_tile_ == 0 ? first_ : second_, column + quarter_ * 32,
-               (next_piece_ * 2 + group_) * kWideF32Rows, sample, &arrivals_[place]);
+      bring_piece(pieces_ + place * kWideF32Piece, one_of(next_tile_ > 0, first, second), sample,
+                  (next_piece_ * 2 + group_) * kWideF32Rows, column + quarter_ * 32, &arrivals_[place]);
     }
     if (++next_piece_ < kEach) return;
     next_piece_ = 0;
@@ -163,14 +202,13 @@ class WideMaker {
     next_ += turns_.step;
   }
 
-  const TensorMap &first_, &second_;
   const int count_;
   const WideTurns turns_;
   char* const pieces_;
   unsigned long long (&arrivals_)[kPieces];
   const int lane_ = threadIdx.x % 32, warp_ = threadIdx.x / 32 % wide_f32_warps(kSize), group_ = warp_ / kEach,
             quarter_ = warp_ % kEach;
-  // The piece that is asked for next.
+  // The piece that is brought next.
   int next_;
   int next_tile_ = 0, next_piece_ = 0;
 };

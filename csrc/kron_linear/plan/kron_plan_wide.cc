@@ -23,15 +23,17 @@ constexpr Times kHalvesF32 = {8.5, 4.5}, kQuartersF32 = {8, 3.6};  // of samples
 constexpr double kBytes = 35e3;                                    // of device memory
 constexpr double kHidden = 0.2;                                    // of the shorter of memory and arithmetic
 
-// A kernel for all calls, and one for plain ones.
+// A kernel for all calls whose rows are whole vectors, one for plain ones, and one, if there is any, for rows that are not.
 struct WideKernels {
-  Kernel any, plain;
+  Kernel any, plain, odd;
 
   WideKernels(const char* source, const std::string& name)
-      : any(source, "kron_wide_" + name), plain(source, "kron_wide_" + name + "_plain") {}
-  void set(KronGroup* group) {
-    group->kernel = &any;
-    group->plain = &plain;
+      : any(source, "kron_wide_" + name),
+        plain(source, "kron_wide_" + name + "_plain"),
+        odd(source, "kron_wide_" + name + "_odd") {}
+  void set(KronGroup* group, bool is_odd = false) {
+    group->kernel = is_odd ? &odd : &any;
+    group->plain = is_odd ? nullptr : &plain;
   }
 };
 
@@ -86,33 +88,34 @@ KronGroup plan_odd(const KronProblem& problem, std::int64_t most, std::int64_t b
   return finish(group, problem, time, problem.rows, blocks);
 }
 
-KronGroup plan_f32(const KronProblem& problem, std::int64_t most, std::int64_t blocks, const KronDevice& device) {
+KronGroup plan_f32(const KronProblem& problem, std::int64_t most, std::int64_t blocks, bool is_odd, const KronDevice& device) {
   KronGroup group(problem);
   const int size = most <= 64 ? 64 : 128;
   if (wide_f32_bytes(size) > device.shared_bytes) return group;
   constexpr const char* kSource = "kron_linear_wide_f32";
-  static Kernel of_64(kSource, "kron_wide_64_f32");
+  static Kernel of_64[] = {{kSource, "kron_wide_64_f32"}, {kSource, "kron_wide_64_f32_odd"}};
   static WideKernels of_96(kSource, "96_f32"), of_128(kSource, "128_f32"), halves(kSource, "halves_f32"),
       quarters(kSource, "quarters_f32");
+  // Odd rows take up to twice as long. So do GEMMs of them, whose times do not say so either, and which they are faster than.
   Times time = kF32[most <= 64 ? 0 : most <= 96 ? 1 : 2];
   // Few samples, of which each block has 64 rows of the results, or 64 columns of these.
   const bool tall = problem.sizes[0].out > 64, large = tall && problem.sizes[1].out > 64;
   if (large && 4 * problem.rows <= device.multiprocessors) {
-    quarters.set(&group);
+    quarters.set(&group, is_odd);
     group.slices = 4;
     time = kQuartersF32;
   } else if (tall && 2 * problem.rows <= device.multiprocessors) {
-    halves.set(&group);
+    halves.set(&group, is_odd);
     group.slices = 2;
     time = kHalvesF32;
   } else if (most > 64) {
-    (most <= 96 ? of_96 : of_128).set(&group);
+    (most <= 96 ? of_96 : of_128).set(&group, is_odd);
   } else {
-    group.kernel = &of_64;
+    group.kernel = &of_64[is_odd];
   }
   KronWideParams& p = group.params.emplace<KronWideParams>();
   p.rows = problem.rows;
-  p.box_rows = kWideF32Rows;
+  p.box_rows = is_odd ? 0 : kWideF32Rows;
   group.shape = {static_cast<unsigned>(blocks * group.slices), static_cast<unsigned>(wide_f32_threads(size)), 1, 1,
                  static_cast<unsigned>(wide_f32_bytes(size))};
   return finish(group, problem, time, problem.rows * group.slices, blocks * group.slices);
@@ -156,8 +159,9 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   // Rows of y are whole vectors where they follow one another; in float32, those of a sample, too.
   const bool is_odd =
       last.in % vector != 0 || last.out % (is_f32 ? vector : 2) != 0 || (problem.rows > 1 && first.out * last.out % vector != 0);
+  if (is_f32) return plan_f32(problem, most, blocks, is_odd || !problem.aligned, device);
   if (is_odd || !problem.aligned) return size_of(problem.dtype) == 2 ? plan_odd(problem, most, blocks, device) : none;
-  return is_f32 ? plan_f32(problem, most, blocks, device) : plan_short(problem, most, blocks, device);
+  return plan_short(problem, most, blocks, device);
 }
 
 }  // namespace cuops

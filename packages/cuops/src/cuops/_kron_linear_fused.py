@@ -35,7 +35,7 @@ def plan(
 def in_place(x: Tensor) -> Tensor:
     """x, or a copy where the library could not read it, or only slowly: not in vectors though its rows are whole ones.
 
-    Other rows of 16 bits have a fast kernel only where they are one stride apart and do not overlap.
+    Other rows of 4 bytes an element or less have a fast kernel only where they are one stride apart and do not overlap.
     """
     size, contiguous = x.element_size(), x.is_contiguous()
     if contiguous and x.data_ptr() % VECTOR == 0:
@@ -43,7 +43,7 @@ def in_place(x: Tensor) -> Tensor:
     readable = contiguous or (x.ndim <= 3 and x.stride(-1) == 1)
     if readable and x.shape[-1] * size % VECTOR == 0:
         readable = x.data_ptr() % VECTOR == 0 and all(step * size % VECTOR == 0 for step in x.stride()[:-1])
-    elif readable and not contiguous and size == 2:
+    elif readable and not contiguous and size <= 4:
         readable = x.stride(-2) >= x.shape[-1] and (x.ndim == 2 or x.stride(0) == x.shape[1] * x.stride(1))
     return x if readable else x.clone(memory_format=torch.contiguous_format)
 

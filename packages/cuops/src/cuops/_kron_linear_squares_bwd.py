@@ -25,10 +25,15 @@ FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of 
 # Of two factors and so many elements of tiles, where GEMMs are fast, the least part on the average of x and dy: of
 # tiles from LARGE on, and by an element's bytes.
 MANY, LARGE, MUCH, SOME = 1 << 22, 80, 0.33, {2: 0.1, 4: 0.1, 8: 0.36}
-# Of two factors in 16 bits whose rows are no whole vectors: the largest that other kernels have; by the size of tiles,
-# the least part of one that is worth it, from MANY and from ODD_MANY of their elements on; and the least nanoseconds.
-LEAST_ODD, ODD_FILLED, ODD_MANY = 32, {64: (0.15, 0.15), 128: (0.2, 0.3)}, 1 << 24
-ODD = {64: 7000, 128: 11500}
+# Of two factors whose rows are no whole vectors: the largest that other kernels have; by bytes of an element, the sizes
+# of the kernels' tiles with the least nanoseconds of each, and the least part of one that is worth it, below MANY, from
+# there and from ODD_MANY of their elements on.
+LEAST_ODD, ODD_MANY = 32, 1 << 24
+ODD = {2: {64: 7000, 128: 11500}, 4: {64: 10000, 96: 15000, 128: 17500}}
+ODD_FILLED: dict[int, dict[int, tuple[float, float, float]]] = {
+    2: {64: (0, 0.15, 0.15), 128: (0, 0.2, 0.3)},
+    4: {64: (0.05, 0.15, 0.2), 96: (0.15, 0.33, 0.38), 128: (0.15, 0.33, 0.38)},
+}
 BOTH = 3  # gradients of factors, as the library counts them
 TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
@@ -39,16 +44,15 @@ def _square_blocks(dtype: torch.dtype, rows: int, size: int, wanted: int, is_odd
 
 
 class Two(NamedTuple):
-    """What a kernel has as two factors: how many come first, in tiles of what size, and whether rows are odd."""
+    """What a kernel has as two factors: how many come first, in tiles of what size, whether rows are odd.
+
+    `finds_both`: whether it has the gradients of both factors or none.
+    """
 
     cut: int
     size: int
     is_odd: bool = False
-
-    @property
-    def finds_both(self) -> bool:
-        """Whether its kernel has the gradients of both factors or none."""
-        return self.is_odd and self.size > min(ODD)
+    finds_both: bool = False
 
 
 def two_of_a_size(x: Tensor, factors: Sequence[Tensor]) -> Two | None:
@@ -83,20 +87,23 @@ def _two_of_a_size(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], 
 def _odd_two(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], device: int) -> Two | None:
     (o, i), (p, j) = sizes
     largest = max(o, i, p, j)
-    size = next((size for size in ODD if size >= largest > LEAST_ODD), 0)
-    if dtype.itemsize > 2 or not size:
+    size = next((size for size in ODD.get(dtype.itemsize, ()) if size >= largest > LEAST_ODD), 0)
+    if not size:
         return None
     tiles = rows * size**2
-    if tiles >= MANY and max(o * p, i * j) < ODD_FILLED[size][tiles >= ODD_MANY] * size**2:
+    least = ODD_FILLED[dtype.itemsize][size][(tiles >= MANY) + (tiles >= ODD_MANY)]
+    if max(o * p, i * j) < least * size**2:
         return None
-    return Two(1, size, True) if _square_blocks(dtype, rows, size, BOTH, True, device) else None
+    if not _square_blocks(dtype, rows, size, BOTH, True, device):
+        return None
+    return Two(1, size, is_odd=True, finds_both=dtype.itemsize == 2 and size == max(ODD[2]))
 
 
 def time_of_squares(x: Tensor, two: Two | None) -> float:
     """The predicted nanoseconds of `backward_of_squares` behind other work; infinite where there is no kernel."""
     if two is None:
         return math.inf
-    return ODD[two.size] if two.is_odd else _least_time(x.dtype, two.size, x.device.index)
+    return ODD[x.dtype.itemsize][two.size] if two.is_odd else _least_time(x.dtype, two.size, x.device.index)
 
 
 @functools.lru_cache(4096)
