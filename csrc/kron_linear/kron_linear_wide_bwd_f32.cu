@@ -95,7 +95,7 @@ template <int kSize, int kUsed, bool kPlain, bool kOdd>
 __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   using Shared = WideBwdShared<kSize>;
   using Factor = WideFactor<kSize, kPlain>;
-  using Maker = WideMaker<kSize, kUsed>;
+  using Maker = WideMaker<kSize, kUsed, kOdd>;
   constexpr int kTile = WideTile<kSize>::kBytes, kMakers = wide_f32_warps(kSize), kWarps = kWideBwdF32Threads / 32 - kMakers;
   constexpr bool kTogether = kSize == 64;  // all gradients are one block's
   __shared__ Shared shared;
@@ -124,17 +124,17 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   if (warp >= kWarps) {
     keep_registers<kWideF32CopyRegisters>();
     const bool x_first = !kTogether && of_second;
-    if (warp >= kWarps + Maker::kWarps) return;
-    char* const made = start + kSamples * kTile;
-    Maker maker(count, turns, made + Shared::kSlots * kTile + maker_warp * (Shared::kPieces * kWideF32Piece),
-                shared.pieces[maker_warp]);
-    const auto make = [&](const auto& x, const auto& dy) {
-      maker.make(one_of(x_first, dy, x), one_of(x_first, x, dy), made, shared, kTogether ? Shared::kSlots : count);
+    const auto make = [&](const auto& first, const auto& second) {
+      Maker maker(first, second, count, turns,
+                  start + (kSamples + Shared::kSlots) * kTile + maker_warp * (Shared::kPieces * kWideF32Piece),
+                  shared.pieces[maker_warp]);
+      if (warp < kWarps + Maker::kWarps) maker.make(start + kSamples * kTile, shared, kTogether ? Shared::kSlots : count);
     };
     if constexpr (kOdd) {
-      make(WideMatrices{s.x, s.in[0] * s.in[1], s.in[0], s.in[1]}, WideMatrices{s.dy, s.out[0] * s.out[1], s.out[0], s.out[1]});
+      const WideMatrices x{s.x, s.in[0] * s.in[1], s.in[0], s.in[1]}, dy{s.dy, s.out[0] * s.out[1], s.out[0], s.out[1]};
+      make(one_of(x_first, dy, x), one_of(x_first, x, dy));
     } else {
-      make(p.x, p.dy);
+      make(x_first ? p.x : p.dy, x_first ? p.dy : p.x);
     }
     return;
   }

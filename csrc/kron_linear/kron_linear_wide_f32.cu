@@ -71,11 +71,11 @@ __device__ __forceinline__ void exchange_halves(float (&y)[kCount][4], int half,
   }
 }
 
+enum class WideCalls { kAny, kPlain, kOdd };
+
 // Of kFactors factors. Where blocks share a sample, each has 64 rows of its results, and 64 columns if there are four; they have no
 // other sample, and 128 threads have the sums of half the second product's terms. WideCalls::kPlain: factors come in vectors, and
 // there is no bias; kOdd: rows of samples start anywhere.
-enum class WideCalls { kAny, kPlain, kOdd };
-
 template <int kSize, int kUsed, int kFactors, int kBlocks, WideCalls kCalls>
 __device__ void kron_wide_f32(const KronWideParams& p) {
   using Tile = WideTile<kSize>;
@@ -83,7 +83,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   static_assert(!kShared || kSize == 128);
   using First = WideFactor<kSize, kPlain, kShared ? 64 : kSize>;
   using Second = WideFactor<kSize, kPlain, kBlocks == 4 ? 64 : kSize>;
-  using Maker = WideMaker<kSize, kUsed>;
+  using Maker = WideMaker<kSize, kUsed, kOdd>;
   using Products = WideProducts<OfOutput, kSize, kUsed, kShared ? 64 : kUsed>;
   constexpr int kSlots = wide_f32_slots(kSize), kMakers = wide_f32_warps(kSize), kTeams = 128 / kSize;  // which have samples
   using Shared = WideShared<kSize, kSlots>;
@@ -104,14 +104,15 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   if (warp >= 8) {
     const int maker_warp = warp % kMakers;
     if constexpr (kSize == 128) keep_registers<kWideF32CopyRegisters>();
-    if (warp >= 8 + Maker::kWarps) return;
-    char* const made = start + 2 * Tile::kBytes;
-    Maker maker(1, turns, made + kSlots * Tile::kBytes + maker_warp * (Shared::kPieces * kWideF32Piece), shared.pieces[maker_warp]);
+    const auto make = [&](const auto& x) {
+      Maker maker(x, x, 1, turns, start + (2 + kSlots) * Tile::kBytes + maker_warp * (Shared::kPieces * kWideF32Piece),
+                  shared.pieces[maker_warp]);
+      if (warp < 8 + Maker::kWarps) maker.make(start + 2 * Tile::kBytes, shared, kSlots);
+    };
     if constexpr (kOdd) {
-      const WideMatrices x{p.x.data, p.x.stride, p.factors[0].in, p.factors[1].in};
-      maker.make(x, x, made, shared, kSlots);
+      make(WideMatrices{p.x.data, p.x.stride, p.factors[0].in, p.factors[1].in});
     } else {
-      maker.make(p.matrices, p.matrices, made, shared, kSlots);
+      make(p.matrices);
     }
     return;
   }

@@ -128,11 +128,12 @@ struct Squares {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int first = column + i * 8 + lane % 4 * 2;
+          if (row >= rows || first >= columns) continue;
           const float2 two = {d[i][2 * r] * scale * rest, d[i][2 * r + 1] * scale * rest};
           if constexpr (kOdd) {
-            if (row < rows && first < columns) at[first] = two.x;
-            if (row < rows && first + 1 < columns) at[first + 1] = two.y;
-          } else if (row < rows && first < columns) {
+            at[first] = two.x;
+            if (first + 1 < columns) at[first + 1] = two.y;
+          } else {
             *reinterpret_cast<float2*>(at + first) = two;
           }
         }

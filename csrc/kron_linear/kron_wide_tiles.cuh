@@ -95,15 +95,25 @@ struct WideMatrices {
   int rows, columns;
 };
 
+// What samples come from, and how many lanes of a warp arrive for a piece of one.
+template <bool kOdd>
+struct WideSource {
+  using Matrices = TensorMap;
+  static constexpr int kLanes = 1;
+};
+template <>
+struct WideSource<true> {
+  using Matrices = WideMatrices;
+  static constexpr int kLanes = 32;
+};
+
 // The first or the second one of two; those that are in registers stay there.
 __device__ inline const TensorMap& one_of(bool second, const TensorMap& a, const TensorMap& b) { return second ? b : a; }
 __device__ inline WideMatrices one_of(bool second, const WideMatrices& a, const WideMatrices& b) {
   return {second ? b.data : a.data, second ? b.stride : a.stride, second ? b.rows : a.rows, second ? b.columns : a.columns};
 }
 
-// A warp begins to bring 16 rows and 32 columns of a matrix, with zeros around it. So many lanes arrive for that:
-template <class Matrices>
-constexpr int kBringing = kSame<Matrices, TensorMap> ? 1 : 32;
+// A warp begins to bring 16 rows and 32 columns of a matrix, with zeros around it.
 __device__ inline void bring_piece(char* to, const TensorMap& of, int sample, int row, int column, unsigned long long* there) {
   if (threadIdx.x % 32 > 0) return;
   arrive_expecting(there, kWideF32Piece);
@@ -124,27 +134,28 @@ __device__ inline void bring_piece(char* to, const WideMatrices& of, int sample,
 }
 
 // A warp's part in making tiles of all samples: every second 16 rows of 32 columns. A sample has `count` tiles, of two matrices.
-template <int kSize, int kUsed>
+template <int kSize, int kUsed, bool kOdd>
 class WideMaker {
  public:
+  using Matrices = typename WideSource<kOdd>::Matrices;
   static constexpr int kWarps = kUsed / 16;  // that have a part
   static_assert(kWarps <= wide_f32_warps(kSize));
 
-  __device__ WideMaker(int count, const WideTurns& turns, char* pieces, unsigned long long (&arrivals)[wide_f32_pieces(kSize)])
-      : count_(count), turns_(turns), pieces_(pieces), arrivals_(arrivals), next_(turns.first) {}
+  __device__ WideMaker(const Matrices& first, const Matrices& second, int count, const WideTurns& turns, char* pieces,
+                       unsigned long long (&arrivals)[wide_f32_pieces(kSize)])
+      : first_(first), second_(second), count_(count), turns_(turns), pieces_(pieces), arrivals_(arrivals), next_(turns.first) {}
 
   // Makes all tiles, in the first `slots` of the places that `tiles` has.
-  template <class Matrices, class Shared>
-  __device__ void make(const Matrices& first, const Matrices& second, char* tiles, Shared& shared, int slots) {
-    const auto ask = [&](int place) { bring_next(place, first, second); };
+  template <class Shared>
+  __device__ void make(char* tiles, Shared& shared, int slots) {
     if (lane_ == 0) {
 #pragma unroll 1
-      for (int i = 0; i < kPieces; ++i) init_arrivals(&arrivals_[i], kBringing<Matrices>);
+      for (int i = 0; i < kPieces; ++i) init_arrivals(&arrivals_[i], WideSource<kOdd>::kLanes);
       show_to_products();
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < kPieces; ++i) ask(i);
+    for (int i = 0; i < kPieces; ++i) bring_next(i);
     const int from = swizzled(lane_ % 8, lane_ / 8 * 2), to = Tile::place_of(lane_ % 8, quarter_ * 32 + lane_ / 8 * 8);
     int place = 0, slot = 0;
     unsigned arrived = 0, left = 1;
@@ -164,7 +175,7 @@ class WideMaker {
             *reinterpret_cast<float4*>(&v[j][4]) = *reinterpret_cast<const float4*>(piece + (from ^ 16));
           }
           const int exponent = exponent_of_warp(fmaxf(largest_of(v[0]), largest_of(v[1]))), part = i * 2 + group_;
-          ask(place);
+          bring_next(place);
           place = (place + 1) % kPieces;
           arrived ^= place == 0;
           if (i == 0) wait_for_arrivals(&shared.empty[slot], left);
@@ -188,11 +199,10 @@ class WideMaker {
   using Tile = WideTile<kSize>;
   static constexpr int kPieces = wide_f32_pieces(kSize), kEach = kUsed / 32;  // on their way; of a tile
 
-  template <class Matrices>
-  __device__ void bring_next(int place, const Matrices& first, const Matrices& second) {
+  __device__ void bring_next(int place) {
     if (next_ < turns_.count) {
       const int sample = turns_.across == 1 ? next_ : next_ / turns_.across, column = (next_ - sample * turns_.across) * kSize;
-      bring_piece(pieces_ + place * kWideF32Piece, one_of(next_tile_ > 0, first, second), sample,
+      bring_piece(pieces_ + place * kWideF32Piece, one_of(next_tile_ > 0, first_, second_), sample,
                   (next_piece_ * 2 + group_) * kWideF32Rows, column + quarter_ * 32, &arrivals_[place]);
     }
     if (++next_piece_ < kEach) return;
@@ -202,6 +212,7 @@ class WideMaker {
     next_ += turns_.step;
   }
 
+  const Matrices &first_, &second_;
   const int count_;
   const WideTurns turns_;
   char* const pieces_;
