@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 from cuops import _kron_linear_fused, _kron_linear_gemm, reference
-from cuops._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, product_of
+from cuops._kron_linear_gemm import back_through_chain, chain_of_matmuls, chain_of_matmuls_backward, product_of
 from cuops._kron_linear_sums import sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, Largest, OneLaunch, arguments, check, close, exact_gradients, make
 from torch.utils.flop_counter import FlopCounterMode
@@ -83,7 +83,7 @@ def test_gradients_of_two_whose_state_stays_as_it_lies(sizes, kernel):
     factors = [make(size, torch.float64, seed=k) for k, size in enumerate(sizes)]
     dy = make((4, 5, math.prod(o for o, _ in sizes)), torch.float64, seed=9)
     for needs in itertools.product((True, False), repeat=3):
-        found = chain_of_matmuls_backward(dy, x, factors, needs[0], needs[1:], KERNELS[kernel], stays=True)
+        found = back_through_chain([dy], x, factors, needs[0], needs[1:], KERNELS[kernel], stays=True)
         for got, want, needed in zip((found[0], *found[1]), exact_gradients(dy, x, factors)[:-1], needs, strict=True):
             assert (got is not None) == needed
             if needed:

@@ -113,7 +113,7 @@ def test_both_gradients_of_the_first_of_two_factors_in_place(dtype, is_expanded,
     dy = random((1, 1) if is_expanded else (600, 41 * 13), dtype, 6).expand(600, 41 * 13)
     found = []
     monkeypatch.setattr(_kron_linear_bwd, "in_chain", lambda *of: found.append(by_kernel(*of)) or found[-1])
-    dx, dfactors = _kron_linear_bwd.by_chain(dy, x, factors, True, [True, True])
+    dx, dfactors = _kron_linear_bwd.by_chain([dy], x, factors, True, [True, True])
     assert found[0][0] is not None
     roundings = 200 if dtype == torch.float64 else 4  # of sums; of a state, of what dx is found of, and of results
     for got, want in zip((dx, *dfactors), exact_gradients(dy, x, factors)[:-1], strict=True):

@@ -33,9 +33,9 @@ def product_of_rows(x, factors, inner):
     return product(x, factors, inner)
 
 
-def backward_of_product(dy, x, factors, groups, inner, needs_x, needs_factors):
+def backward_of_product(held, x, factors, groups, inner, needs_x, needs_factors):
     leaves = [t.detach().requires_grad_() for t in (x, *factors)]
-    found = torch.autograd.grad(product(leaves[0], leaves[1:], inner), leaves, dy.reshape(x.shape[0], -1))
+    found = torch.autograd.grad(product(leaves[0], leaves[1:], inner), leaves, held.pop().reshape(x.shape[0], -1))
     dx, *dfactors = (g if needed else None for g, needed in zip(found, (needs_x, *needs_factors), strict=True))
     return dx, dfactors
 

@@ -19,13 +19,14 @@ from ._kron_linear_fibers_bwd import (
     time_of_fibers,
 )
 from ._kron_linear_fused import apply, fused_chain, in_place
-from ._kron_linear_gemm import chain_of_matmuls_backward, product_of, turns
+from ._kron_linear_gemm import Held, back_through_chain, product_of, turns
 from ._kron_linear_product_bwd import backward_of_products, time_of_products
 from ._kron_linear_slices_bwd import backward_of_slices, time_of_slices
 from ._kron_linear_squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
 
 Results: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
-Way: TypeAlias = "Callable[[Tensor, Tensor, Sequence[Tensor], bool, Sequence[bool]], Results]"
+# Of what holds y's gradient, x, the factors, whether x's gradient is needed, and which of the factors'.
+Way: TypeAlias = "Callable[[Held, Tensor, Sequence[Tensor], bool, Sequence[bool]], Results]"
 
 # The smallest factors that have both gradients faster by one kernel than by that of groups, by an element's bytes; of
 # smaller ones, up to how many columns beyond them for each element of a square of their size.
@@ -44,21 +45,23 @@ NOTHING = Kept()
 
 
 def _backward_of_states(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool], kept: Kept
+    held: Held, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool], kept: Kept
 ) -> Results:
     """Back through one part of the factors after the other, each applied to a state that was kept."""
-    grad, dfactors, inner, end = dy, [None] * len(factors), 1, len(factors)
+    dfactors, inner, end = [None] * len(factors), 1, len(factors)
     for state, (count, is_product) in zip([*kept.states[::-1], x], kept.parts[::-1], strict=True):
-        if grad is None:
-            break
         part = slice(end - count, end)
         o, i = (inner * math.prod(w.shape[d] for w in factors[part]) for d in (0, 1))
         backward = _backward_of_product if is_product else _backward_along
         needs, end = needs_x or any(needs_factors[: part.start]), part.start
-        grads, states = grad.reshape(-1, o), state.reshape(-1, i)
-        grad, dfactors[part] = backward(grads, states, factors[part], inner, needs, needs_factors[part])
+        held.append(held.pop().reshape(-1, o))
+        grad, dfactors[part] = backward(held, state.reshape(-1, i), factors[part], inner, needs, needs_factors[part])
+        if grad is None:
+            return None, dfactors
+        held.append(grad)
+        del grad
         inner = i
-    return None if grad is None else grad.reshape(x.shape), dfactors
+    return held.pop().reshape(x.shape), dfactors
 
 
 def fused_backward(
@@ -75,16 +78,23 @@ def fused_backward(
     transposes of all other factors. `kept`: what the forward kept.
     """
     if kept.parts:
-        return _backward_of_states(dy, x, factors, needs_x, needs_factors, kept)
+        return _backward_of_states([dy], x, factors, needs_x, needs_factors, kept)
     if kept.states:
-        return by_chain(dy, x, factors, needs_x, needs_factors, kept.states)
+        return by_chain([dy], x, factors, needs_x, needs_factors, kept.states)
+    return _backward([dy], x, factors, needs_x, needs_factors)
+
+
+def _backward(
+    held: Held, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+) -> Results:
+    """`fused_backward` of what is held, where nothing was kept."""
     if not any(needs_factors):
-        return fused_chain(dy, [w.mT for w in factors], None) if needs_x else None, [None] * len(factors)
-    return way(x, factors)(dy, x, factors, needs_x, needs_factors)
+        return fused_chain(held.pop(), [w.mT for w in factors], None) if needs_x else None, [None] * len(factors)
+    return way(x, factors)(held, x, factors, needs_x, needs_factors)
 
 
 def by_chain(
-    dy: Tensor,
+    held: Held,
     x: Tensor,
     factors: Sequence[Tensor],
     needs_x: bool,
@@ -94,8 +104,8 @@ def by_chain(
     are_two = len(factors) == 2 and not kept and not turns(factors)
     stays = are_two and needs_factors[0] and takes_both_of_first(x, *factors)
     if stays:
-        dy = dy.contiguous()
-    return chain_of_matmuls_backward(dy, x, factors, needs_x, needs_factors, in_chain, kept, stays)
+        held.append(held.pop().contiguous())
+    return back_through_chain(held, x, factors, needs_x, needs_factors, in_chain, kept, stays)
 
 
 def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
@@ -103,7 +113,7 @@ def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
     if found := at_once(x, factors):
         return found
     if cut := cut_of(x, factors, keeps):
-        return lambda dy, x, factors, *needs: _backward_in_two(dy, x, factors, cut, *needs)
+        return lambda held, x, factors, *needs: _backward_in_two(held, x, factors, cut, *needs)
     return by_chain
 
 
@@ -118,27 +128,27 @@ def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
     if by_products < otherwise:
         return backward_of_products
     if groups:
-        return lambda dy, x, factors, *needs: backward_of_fibers(dy, x, factors, groups, 1, *needs)
+        return lambda held, x, factors, *needs: backward_of_fibers(held, x, factors, groups, 1, *needs)
     if squares:
-        return lambda dy, x, factors, *needs: backward_of_squares(dy, x, factors, squares, *needs)
+        return lambda held, x, factors, *needs: backward_of_squares(held, x, factors, squares, *needs)
     if parts := merged(x, factors):
-        return lambda dy, x, factors, *needs: _backward_of_merged(dy, x, factors, parts, *needs)
+        return lambda held, x, factors, *needs: _backward_of_merged(held, x, factors, parts, *needs)
     return None
 
 
 def _backward_of_merged(
-    dy: Tensor,
+    held: Held,
     x: Tensor,
     factors: Sequence[Tensor],
     groups: Sequence[slice],
     needs_x: bool,
     needs_factors: Sequence[bool],
 ) -> Results:
-    """`fused_backward` of the groups' products, whose gradients are then taken apart."""
+    """`_backward` of the groups' products, whose gradients are then taken apart."""
     if len(groups) > 1 and groups[0].stop == 1 and max(factors[0].shape) <= NARROW:  # on which a GEMM would be slow
-        return _backward_in_two(dy, x, factors, 1, needs_x, needs_factors)
+        return _backward_in_two(held, x, factors, 1, needs_x, needs_factors)
     products = [product_of(factors[group]) for group in groups]
-    dx, found = fused_backward(dy, x, products, needs_x, [any(needs_factors[group]) for group in groups])
+    dx, found = _backward(held, x, products, needs_x, [any(needs_factors[group]) for group in groups])
     dfactors: list[Tensor | None] = []
     for group, dw in zip(groups, found, strict=True):
         parts = factors[group]
@@ -147,32 +157,40 @@ def _backward_of_merged(
 
 
 def _backward_in_two(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
+    held: Held, x: Tensor, factors: Sequence[Tensor], cut: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> Results:
-    """`fused_backward` of the first `cut` factors and of the others.
+    """`_backward` of the first `cut` factors and of the others.
 
     One part's gradients are of what the other one makes of x; the other one's, of what the first's make of dy.
     """
     first, others, needs_first, needs_others = factors[:cut], factors[cut:], needs_factors[:cut], needs_factors[cut:]
     rows, (p, j) = x.numel() // x.shape[-1], (math.prod(w.shape[d] for w in others) for d in (0, 1))
 
-    def by_first(dy: Tensor, x: Tensor, inner: int, needs_x: bool) -> Results:
-        return _backward_along(dy.reshape(rows, -1), x.reshape(rows, -1), first, inner, needs_x, needs_first)
+    def by_first(x: Tensor, inner: int, needs_x: bool) -> Results:
+        held.append(held.pop().reshape(rows, -1))
+        return _backward_along(held, x.reshape(rows, -1), first, inner, needs_x, needs_first)
 
-    def by_others(dy: Tensor, x: Tensor, needs_x: bool) -> Results:
-        return fused_backward(dy.reshape(-1, p), x.reshape(-1, j), others, needs_x, needs_others)
+    def by_others(x: Tensor, needs_x: bool) -> Results:
+        held.append(held.pop().reshape(-1, p))
+        return _backward(held, x.reshape(-1, j), others, needs_x, needs_others)
 
     state, dx, dfirst, dothers = in_place(x.contiguous()), None, [None] * cut, [None] * len(others)
     if others_come_first(first, others):
         after = apply(state.reshape(-1, j), others, 1) if any(needs_first) else state
-        before, dfirst = by_first(dy, after, p, needs_x or any(needs_others))
+        before, dfirst = by_first(after, p, needs_x or any(needs_others))
+        del after
         if before is not None:
-            dx, dothers = by_others(before, state, needs_x)
+            held.append(before)
+            del before
+            dx, dothers = by_others(state, needs_x)
     else:
         after = apply(state.reshape(rows, -1), first, j) if any(needs_others) else state
-        before, dothers = by_others(dy, after, needs_x or any(needs_first))
+        before, dothers = by_others(after, needs_x or any(needs_first))
+        del after
         if before is not None:
-            dx, dfirst = by_first(before, state, j, needs_x)
+            held.append(before)
+            del before
+            dx, dfirst = by_first(state, j, needs_x)
     return None if dx is None else dx.reshape(x.shape), [*dfirst, *dothers]
 
 
@@ -182,12 +200,12 @@ def _is_fast_alone(w: Tensor, inner: int) -> bool:
 
 
 def _backward_along(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
+    held: Held, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> Results:
     """Back through `apply`: the gradients of factors that have `inner` columns beyond them, and for x, (rows, ...)."""
     if inner == 1:
-        return fused_backward(dy, x, factors, needs_x, needs_factors)
-    dy, rows, transposed = in_place(dy), len(x), [w.mT for w in factors]
+        return _backward(held, x, factors, needs_x, needs_factors)
+    dy, rows, transposed = in_place(held.pop()), len(x), [w.mT for w in factors]
     if not any(needs_factors):
         return apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None, [None] * len(factors)
     grads, states = dy.reshape(rows, -1, inner), x.reshape(rows, -1, inner)
@@ -200,20 +218,23 @@ def _backward_along(
     ):
         return both[0].reshape(rows, -1), [both[1]]
     if are_small(factors) and (groups := plan_of_fibers(x, factors, inner)):
-        return backward_of_fibers(dy, x, factors, groups, inner, needs_x, needs_factors)
+        held.append(dy)
+        del dy, grads
+        return backward_of_fibers(held, x, factors, groups, inner, needs_x, needs_factors)
     if len(factors) == 1:
-        dx = apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None
-        return dx, [factor_gradient(grads, states)]
+        dw = factor_gradient(grads, states)
+        return apply(dy, transposed, inner).reshape(rows, -1) if needs_x else None, [dw]
     # Rearranged, so that nothing is beyond them.
-    flat = swapped(grads).reshape(-1, grads.shape[1]), swapped(states).reshape(-1, states.shape[1])
-    dx, dfactors = fused_backward(*flat, factors, needs_x, needs_factors)
+    held.append(swapped(grads).reshape(-1, grads.shape[1]))
+    del dy, grads
+    dx, dfactors = _backward(held, swapped(states).reshape(-1, states.shape[1]), factors, needs_x, needs_factors)
     return None if dx is None else swapped(dx.reshape(rows, inner, -1)).reshape(rows, -1), dfactors
 
 
 def _backward_of_product(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
+    held: Held, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
 ) -> Results:
     """`_backward_along` of the factors' product, whose gradient is then taken apart."""
     product = product_of(factors)
-    dx, (dw,) = _backward_along(dy, x, [product], inner, needs_x, [any(needs_factors)])
+    dx, (dw,) = _backward_along(held, x, [product], inner, needs_x, [any(needs_factors)])
     return dx, [None] * len(factors) if dw is None else unmerge(dw, factors, needs_factors)

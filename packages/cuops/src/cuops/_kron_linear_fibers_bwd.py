@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, apply, library
+from ._kron_linear_gemm import Held
 from ._kron_linear_squares_bwd import two_of_a_size
 
 SMALL = 12  # rows and columns of the largest factors that no GEMM is faster for, with columns beyond them
@@ -74,7 +75,7 @@ def time_of_fibers(groups: Sequence[tuple[int, int, int, int]]) -> float:
 
 
 def backward_of_fibers(
-    dy: Tensor,
+    held: Held,
     x: Tensor,
     factors: Sequence[Tensor],
     groups: Sequence[tuple[int, int, int, int]],
@@ -92,7 +93,7 @@ def backward_of_fibers(
         states.append(state)
         if part is not parts[-1]:
             state = apply(state, factors[part], inner)
-    dy = dy.contiguous()
+    dy = held.pop().contiguous()
     needed = zip(factors, needs_factors, strict=True)
     dfactors = [w.new_empty(w.shape) if is_needed else None for w, is_needed in needed]
     for part, inner, (_, _, scratch, _) in reversed(list(zip(parts, beyond, groups, strict=True))):

@@ -170,13 +170,20 @@ def _gradient(g: Tensor, x: Tensor, kernel: Kernel | None) -> Tensor:
     return sum_of_products(g, x) if found is None else found[1]
 
 
-def _back_through_product(
-    grads: Tensor, w: Tensor, state: Tensor | None, is_across: bool, needs_state: bool, kernel: Kernel | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Back through `_product` of a state, (rows, i, inner), which lies across or along.
+def _by_batch(grads: Tensor, w: Tensor, is_across: bool) -> Tensor:
+    """The transpose of w times each matrix of grads, as a batch of products."""
+    matrices = w.expand(len(grads), *w.shape)
+    return torch.bmm(grads.mT, matrices).mT if is_across else torch.bmm(matrices.mT, grads)
 
-    Its gradient, which lies likewise, where that is needed, and w's, where the state is there; both share a copy.
+
+def _back_through_product(
+    held: Held, w: Tensor, own: Held, is_across: bool, needs_state: bool, kernel: Kernel | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Back through `_product` of a state, (rows, i, inner), which lies across or along, and which `own` has.
+
+    Its gradient, which lies likewise, where that is needed, and w's, unless `own` is empty; both share a copy.
     """
+    grads, state = held.pop(), own.pop() if own else None
     (o, i), (rows, _, inner) = w.shape, grads.shape
     copied = 0 if is_across else rows * inner * i
     dw = None
@@ -188,24 +195,28 @@ def _back_through_product(
     sums_in_batch = state is None or (inner > 1 and is_sum_in_batch(grads, state))
     launches = 2 if is_across else 3
     in_batch = inner > 1 and _is_in_batch(rows, w.mT, inner, rows * inner * o + copied, launches)
-    flat = None if sums_in_batch and (in_batch or not needs_state) else swapped(grads).reshape(rows * inner, o)
-    if state is not None and flat is not None and (is_across or not sums_in_batch):
-        dw = _gradient(flat.unsqueeze(-1), swapped(state).reshape(rows * inner, i, 1), kernel)
-    elif state is not None:
-        dw = _gradient(grads, state, kernel if is_across else None)
+    is_flat = not sums_in_batch or (needs_state and not in_batch)
+    if state is not None and not (is_flat and (is_across or not sums_in_batch)):
+        dw, state = _gradient(grads, state, kernel if is_across else None), None
+    if not is_flat:
+        return _by_batch(grads, w, is_across) if needs_state else None, dw
+    flat = swapped(grads).reshape(rows * inner, o)
+    in_batch = _is_small(flat, w) if inner == 1 else _is_in_batch(rows, w.mT, inner, copied)
+    if needs_state and in_batch:
+        held.append(grads)
+    del grads
+    if state is not None:
+        dw, state = _gradient(flat.unsqueeze(-1), swapped(state).reshape(rows * inner, i, 1), kernel), None
     if not needs_state:
         return None, dw
-    if flat is not None:
-        in_batch = _is_small(flat, w) if inner == 1 else _is_in_batch(rows, w.mT, inner, copied)
-    if flat is None or in_batch:
-        matrices = w.expand(rows, o, i)
-        return torch.bmm(grads.mT, matrices).mT if is_across else torch.bmm(matrices.mT, grads), dw
+    if in_batch:
+        return _by_batch(held.pop(), w, is_across), dw
     flat = (flat @ w).reshape(rows, inner, i)
     return flat.mT if is_across else swapped(flat), dw
 
 
 def _backward_of_two(
-    dy: Tensor,
+    held: Held,
     x: Tensor,
     first: Tensor,
     second: Tensor,
@@ -216,14 +227,16 @@ def _backward_of_two(
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Back through `_apply_two`: gradients for x and both factors."""
     (o, i), (p, j) = first.shape, second.shape
-    states, after, dx, dsecond = x.reshape(-1, j), None, None, None
+    states, dx, dsecond = x.reshape(-1, j), None, None
+    after: list[Tensor] = []
     if needs_factors[0]:
-        after = kept[0] if kept else (states @ second.mT).reshape(-1, i, p)
+        after.append(kept[0] if kept else (states @ second.mT).reshape(-1, i, p))
     needs_state = needs_x or needs_factors[1]
-    before, dfirst = _back_through_product(dy.reshape(-1, o, p), first, after, False, needs_state, kernel)
-    del after
+    held.append(held.pop().reshape(-1, o, p))
+    before, dfirst = _back_through_product(held, first, after, False, needs_state, kernel)
     if before is not None:
         grads = before.reshape(-1, p)
+        del before
         dsecond = _gradient(grads.unsqueeze(-1), states.unsqueeze(-1), kernel) if needs_factors[1] else None
         dx = (grads @ second).reshape(x.shape) if needs_x else None
     return dx, [dfirst, dsecond]
@@ -236,41 +249,55 @@ def chain_of_matmuls_backward(
     needs_x: bool,
     needs_factors: Sequence[bool],
     kernel: Kernel | None = None,
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """`back_through_chain` of what somebody else holds, too, whose states were not kept."""
+    return back_through_chain([dy], x, factors, needs_x, needs_factors, kernel)
+
+
+def back_through_chain(
+    held: Held,
+    x: Tensor,
+    factors: Sequence[Tensor],
+    needs_x: bool,
+    needs_factors: Sequence[bool],
+    kernel: Kernel | None = None,
     kept: Sequence[Tensor] = (),
     stays: bool = False,
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients for x and the factors, None where not needed: `chain_of_matmuls` again, then back through it.
 
-    `kernel`: what finds a factor's gradient where it is faster than `sum_of_products`. `kept`: the last states of
-    `chain_of_matmuls`. `stays`: whether nothing is to be rearranged between two factors, whose state is not kept.
+    `held`: y's. `kernel`: what finds a factor's gradient where it is faster than `sum_of_products`. `kept`: the last
+    states of `chain_of_matmuls`. `stays`: whether nothing is to be rearranged between two factors, whose state is not
+    kept.
     """
     if not (needs_x or any(needs_factors)):
         return None, [None] * len(factors)
     if turns(factors):
         outs, ins = zip(*(w.shape for w in factors), strict=True)
-        turned = _turned(dy, outs), _turned(x, ins) if any(needs_factors) else x, factors[::-1]
-        dx, dfactors = chain_of_matmuls_backward(*turned, needs_x, needs_factors[::-1], kernel, kept)
+        held.append(_turned(held.pop(), outs))
+        turned = _turned(x, ins) if any(needs_factors) else x
+        dx, dfactors = back_through_chain(held, turned, factors[::-1], needs_x, needs_factors[::-1], kernel, kept)
         return None if dx is None else _turned(dx, ins[::-1]), dfactors[::-1]
     state, states = x.reshape(-1, x.shape[-1]), {}
     if stays or _are_two(state, factors):
-        return _backward_of_two(dy, x, factors[0], factors[1], needs_x, needs_factors, kernel, kept)
+        return _backward_of_two(held, x, factors[0], factors[1], needs_x, needs_factors, kernel, kept)
     for k in reversed(range(len(factors))):
         if needs_factors[k]:
             states[k] = state
         if not any(needs_factors[:k]):
             break
         state = kept[-k] if k <= len(kept) else _apply_factor([state], factors[k])
-    rows = state.shape[0]
+    rows, shape = state.shape[0], x.shape
     del state
-    grad, dfactors = dy.reshape(rows, -1), [None] * len(factors)
+    dfactors = [None] * len(factors)
     for k, w in enumerate(factors):
-        needs_state, own = needs_x or any(needs_factors[k + 1 :]), None
+        needs_state, own = needs_x or any(needs_factors[k + 1 :]), []
         if k in states:
-            own = states.pop(k).reshape(rows, -1, w.shape[1]).mT
-        before, dfactors[k] = _back_through_product(
-            grad.reshape(rows, w.shape[0], -1), w, own, True, needs_state, kernel
-        )
+            own.append(states.pop(k).reshape(rows, -1, w.shape[1]).mT)
+        held.append(held.pop().reshape(rows, w.shape[0], -1))
+        before, dfactors[k] = _back_through_product(held, w, own, True, needs_state, kernel)
         if before is None:
             return None, dfactors
-        grad = before.mT.reshape(rows, -1)
-    return grad.reshape(x.shape), dfactors
+        held.append(before.mT.reshape(rows, -1))
+        del before
+    return held.pop().reshape(shape), dfactors

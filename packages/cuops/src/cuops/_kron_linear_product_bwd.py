@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, apply, library
+from ._kron_linear_gemm import Held
 
 # Predicted nanoseconds of a launch up to which nothing else is faster, as measured on an H200: by the bytes of an
 # element, without columns beyond the factor's and with them.
@@ -50,7 +51,7 @@ def time_of_products(x: Tensor, factors: Sequence[Tensor]) -> float:
 
 
 def backward_of_products(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+    held: Held, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward`, a factor at a time: forward again, the last one first, and then back from the first."""
     rows = x.numel() // x.shape[-1]
@@ -61,7 +62,7 @@ def backward_of_products(
         if not any(needs_factors[:k]):
             break
         state = apply(state.reshape(-1, factors[k].shape[1] * beyond[k + 1]), [factors[k]], beyond[k + 1])
-    grad, dfactors = dy.contiguous(), [None] * len(factors)
+    grad, dfactors = held.pop().contiguous(), [None] * len(factors)
     for k, w in enumerate(factors):
         (o, i), inner = w.shape, beyond[k + 1]
         needs_state = needs_x or any(needs_factors[k + 1 :])

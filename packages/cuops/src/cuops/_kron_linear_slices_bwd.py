@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, library
+from ._kron_linear_gemm import Held
 
 MOST = 25000  # predicted nanoseconds, beyond which other ways are faster, as measured on an H200
 FAR = 1 << 16  # elements from row to row, or column to column, of a factor, that a kernel may not take
@@ -28,10 +29,10 @@ def time_of_slices(x: Tensor, factors: Sequence[Tensor]) -> float:
 
 
 def backward_of_slices(
-    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
+    held: Held, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward` in one launch."""
-    state, grad = (t.contiguous().reshape(-1, t.shape[-1]) for t in (x, dy))
+    state, grad = (t.contiguous().reshape(-1, t.shape[-1]) for t in (x, held.pop()))
     factors = [w.contiguous() if max(w.stride()) > FAR else w for w in factors]
     needed = zip(factors, needs_factors, strict=True)
     dfactors = [w.new_empty(w.shape) if is_needed else None for w, is_needed in needed]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._kron_linear_fused import DTYPES, VECTOR, in_place, library, tf32_allowed
-from ._kron_linear_gemm import product_of
+from ._kron_linear_gemm import Held, product_of
 
 # By bytes of an element: the sizes of the kernels' tiles and the least nanoseconds that each takes; WIDE of wide ones.
 SQUARES = {
@@ -118,7 +118,7 @@ def _aligned(w: Tensor) -> Tensor:
 
 
 def backward_of_squares(
-    dy: Tensor,
+    held: Held,
     x: Tensor,
     factors: Sequence[Tensor],
     two: Two,
@@ -127,7 +127,7 @@ def backward_of_squares(
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward` for two factors, or products of such: a kernel for all gradients, one to add up."""
     groups = slice(0, two.cut), slice(two.cut, None)
-    state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, dy))
+    state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, held.pop()))
     pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
     needed = [group for group in groups if two.finds_both or any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
