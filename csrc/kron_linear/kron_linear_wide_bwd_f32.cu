@@ -53,13 +53,11 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
     const unsigned own = found_anew(of.samples) + slot * kTile, factor = found_anew(of.factors[0]);
     wait_for_arrivals(&shared.full[slot], parity);
     const int exponent = Products::first(t, Role::kIsA ? own : factor, Role::kIsA ? factor : own, shared.exponents[slot], row);
-    __syncwarp();  // all lanes have read the exponents
-    if (lane == 0) arrive(&shared.empty[slot]);
+    arrive(&shared.empty[slot]);  // each lane, as each has read the exponents
     if constexpr (Role::kSums) {
       wait_for_arrivals(&shared.full[other], parity);
       Products::second(sum, t, found_anew(of.samples) + other * kTile, shared.exponents[other], exponent);
-      __syncwarp();
-      if (lane == 0) arrive(&shared.empty[other]);
+      arrive(&shared.empty[other]);
     } else {
 #pragma unroll
       for (int i = 0; i < 4 * Products::kTiles; ++i) sum[i / 4][i % 4] = 0;
@@ -118,7 +116,7 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
     init_arrivals(&shared.full[i], Maker::kWarps);
     // Those of dy are for all gradients, those of x for the factors' alone.
     const int users = i % count == 0 ? s.wanted : s.wanted & (kFirstGradient | kSecondGradient);
-    init_arrivals(&shared.empty[i], kTogether ? 4 * __popc(users) : kWarps);
+    init_arrivals(&shared.empty[i], 32 * (kTogether ? 4 * __popc(users) : kWarps));
   }
   __syncthreads();
   if (warp >= kWarps) {

@@ -98,7 +98,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   constexpr int kConsumers = 1;  // their barrier
   if (threadIdx.x < kSlots) {
     init_arrivals(&shared.full[threadIdx.x], Maker::kWarps);
-    init_arrivals(&shared.empty[threadIdx.x], 8 / kTeams);
+    init_arrivals(&shared.empty[threadIdx.x], 8 / kTeams * 32);
   }
   __syncthreads();
   if (warp >= 8) {
@@ -149,8 +149,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
     float y[kBlocks == 4 ? 8 : kUsed / 8][4];
     wait_for_arrivals(&shared.full[slot], parity);
     int exponent = Products::first(t, factors, factors + (2 + slot) * Tile::kBytes, shared.exponents[slot], row, half * 64);
-    __syncwarp();  // all lanes have read the exponents
-    if (lane == 0) arrive(&shared.empty[slot]);
+    arrive(&shared.empty[slot]);  // each lane, as each has read the exponents
     advance(kTeams);
     const int sample = turn / across;
     WideOutput output{static_cast<float*>(p.y.data) + offset_of(p.y, sample), nullptr, p.factors[0].out, p.columns, p.columns};
