@@ -111,7 +111,9 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   constexpr int kOther = kTogether ? 1 : 2, kSamples = kTogether ? 2 : 1;
   const int count = any_sums ? 2 : 1;
   const WideTurns turns{block, static_cast<int>(gridDim.x) / share, static_cast<int>(s.rows), 1};
-  constexpr int kConsumers = 1;  // their barrier
+  constexpr int kMade = 1;             // the barrier of those that make factors
+  __shared__ unsigned long long made;  // that of all who multiply
+  if (kTogether && threadIdx.x == Shared::kSlots) init_arrivals(&made, kWarps * 32);
   if (const int i = static_cast<int>(threadIdx.x); i < Shared::kSlots) {
     init_arrivals(&shared.full[i], Maker::kWarps);
     // Those of dy are for all gradients, those of x for the factors' alone.
@@ -148,13 +150,13 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (i == 0 || both)
-        Factor::make(start + i * kOther * kTile, pieces[i], WideOrder::kRows, shared.largest[i], &shared.factors[i], kConsumers,
-                     kWarps);
-  } else if constexpr (kTogether) {  // the others come to the same barriers, one a factor
-    sync_warps(kConsumers, kWarps);
-    sync_warps(kConsumers, kWarps);
+        Factor::make(start + i * kOther * kTile, pieces[i], WideOrder::kRows, shared.largest[i], &shared.factors[i], kMade);
   }
-  sync_warps(kConsumers, kWarps);
+  if constexpr (kTogether) {
+    arrive_and_wait(&made, 0);
+  } else {
+    sync_warps(kMade, kWarps);
+  }
   const int only = both ? of_first : 0;  // the factor of a sum
   const WideOperands sum{{tiles + only * kTile, 0}, shared.factors[only],
                          tiles + kSamples * kTile,  count,

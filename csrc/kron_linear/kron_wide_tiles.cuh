@@ -52,13 +52,12 @@ struct WideFactor {
   static constexpr int kWarps = 8;
   using Pieces = FactorPieces<float, kSize, kWarps * 32, kVectors, kRows>;
 
-  // Of numbers divided by the power of two of the largest, whose exponent is left where it is asked for. So many warps come to the
-  // barrier.
+  // Of numbers divided by the power of two of the largest, whose exponent is left where it is asked for.
   __device__ __forceinline__ static void make(char* tile, const Pieces& pieces, WideOrder order, int (&largest)[kWarps],
-                                              int* exponent_at, int barrier, int warps = kWarps) {
+                                              int* exponent_at, int barrier) {
     const int exponent_here = exponent_of(pieces.magnitude());
     if (pieces.thread % 32 == 0) largest[pieces.thread / 32] = exponent_here;
-    sync_warps(barrier, warps);
+    sync_warps(barrier, kWarps);
     int exponent = -127;
 #pragma unroll
     for (const int of_warp : largest) exponent = max(exponent, of_warp);
