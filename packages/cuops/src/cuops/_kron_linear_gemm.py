@@ -228,7 +228,7 @@ def _backward_of_two(
     """Back through `_apply_two`: gradients for x and both factors."""
     (o, i), (p, j) = first.shape, second.shape
     states, dx, dsecond = x.reshape(-1, j), None, None
-    after: list[Tensor] = []
+    after: Held = []
     if needs_factors[0]:
         after.append(kept[0] if kept else (states @ second.mT).reshape(-1, i, p))
     needs_state = needs_x or needs_factors[1]
