@@ -71,6 +71,8 @@ def test_several_launches_have_one_buffer_of_the_largest_state(rows, sizes, dtyp
     ids=str,
 )
 def test_gradients_have_one_buffer_for_each_launch_but_one_beside_what_is_kept(rows, sizes, buffers, dtype):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("launches are counted for compute capability 9.0")
     x, factors = random((rows, columns_of(sizes)), dtype).requires_grad_(), factors_of(sizes, dtype)
     factors = [w.requires_grad_() for w in factors]
     y = cuops.kron_linear(x, factors)
