@@ -78,9 +78,7 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
     if like is None:
         return
     if is_tensor(value) != is_tensor(like) or is_ndarray(value) != is_ndarray(like):
-        raise TypeError(
-            f"{name}: expected a {type(like).__qualname__} like {like_name}, got a {type(value).__qualname__}"
-        )
+        raise TypeError(f"{name}: expected {type(like).__qualname__} like {like_name}, got {type(value).__qualname__}")
     if is_tensor(value) and value.device != like.device:
         raise ValueError(f"{name}: expected a tensor on {like_name}'s device, {like.device}, got one on {value.device}")
 
