@@ -287,7 +287,7 @@ def back_through_chain(
         if not any(needs_factors[:k]):
             break
         state = kept[-k] if k <= len(kept) else _apply_factor([state], factors[k])
-    rows, shape = state.shape[0], x.shape
+    rows = state.shape[0]
     del state
     dfactors = [None] * len(factors)
     for k, w in enumerate(factors):
@@ -300,4 +300,4 @@ def back_through_chain(
             return None, dfactors
         held.append(before.mT.reshape(rows, -1))
         del before
-    return held.pop().reshape(shape), dfactors
+    return held.pop().reshape(x.shape), dfactors
