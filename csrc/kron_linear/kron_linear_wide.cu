@@ -156,24 +156,16 @@ __device__ void kron_wide(const KronWideParams& p) {
   constexpr bool kOverlaps = kSize == 128 && sizeof(T) == 2;
   float t[kTiles][4] = {}, y[kTiles][4] = {};
   const auto begin_first = [&](bool exists) {
-    begin_products(t);
 #pragma unroll
     for (int part = 0; part < kCopies; ++part) {
       if (exists) wait_for_arrivals(&full[slot.next], slot.parity);
       const unsigned long long x_matrix = slot_matrix + slot.next * (kSlot / 16);
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const unsigned long long a = last_matrix + (s / 4 * kWhole + s % 4 * 32) / 16;
-        const unsigned long long b = x_matrix + (s / 4 * kRows * 128 + s % 4 * 32) / 16;
-        if constexpr (kRows == 128) {
-          multiply<T>(t, a, b, s > 0);
-        } else {
-          multiply<T>(reinterpret_cast<float (&)[8][4]>(t[part * 8]), a, b, s > 0);
-        }
-      }
+      begin_products<T, kSteps>(
+          reinterpret_cast<float (&)[kTiles / kCopies][4]>(t[part * (kTiles / kCopies)]),
+          [&](int s) { return last_matrix + (s / 4 * kWhole + s % 4 * 32) / 16; },
+          [&](int s) { return x_matrix + (s / 4 * kRows * 128 + s % 4 * 32) / 16; });
       slot.advance(kTeams);
     }
-    end_products();
   };
   const auto end_first = [&](bool exists, int used) {
     wait_for_products<0>(t);
@@ -205,9 +197,7 @@ __device__ void kron_wide(const KronWideParams& p) {
 #pragma unroll 1
   for (; more; sample += stride) {
     const Between between(t, exponent);
-    begin_products(y);
     between.begin(y, first_matrix);
-    end_products();
     more = sample + stride < p.rows;
     used = slot.next;
     if (kOverlaps) begin_first(more);  // of nothing that matters, after the last one

@@ -88,11 +88,8 @@ struct WideProducts {
   // t = a b.
   template <bool kAcrossA, bool kAcrossB>
   __device__ __forceinline__ static void first(Results& t, unsigned a, unsigned b) {
-    begin_products(t);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      multiply<T, kAcrossA, kAcrossB>(t, matrix(a + step<kAcrossA>(s)), matrix(b + step<kAcrossB>(s)), s > 0);
-    end_products();
+    begin_products<T, kSteps, kAcrossA, kAcrossB>(
+        t, [&](int s) { return matrix(a + step<kAcrossA>(s)); }, [&](int s) { return matrix(b + step<kAcrossB>(s)); });
     wait_for_products(t);
   }
 
@@ -105,10 +102,8 @@ struct WideProducts {
       const float* const two = &t[i / 4 * 2 + i % 4 / 2][i % 2 * 2];
       a[i / 4][i % 4] = pack<T>(two[0], two[1]);
     }
-    begin_products(sum);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) multiply<T, kAcross>(sum, a[s], matrix(c + step<kAcross>(s)), more || s > 0);
-    end_products();
+    begin_products<T, kSteps, false, kAcross>(
+        sum, [&](int s) { return a[s]; }, [&](int s) { return matrix(c + step<kAcross>(s)); }, more);
     wait_for_products(sum);
   }
 };

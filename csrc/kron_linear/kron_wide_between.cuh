@@ -46,8 +46,8 @@ struct WideBetween {
   }
   // y = what lies between, times W1^T.
   __device__ __forceinline__ void begin(float (&y)[kTiles][4], unsigned long long first) const {
-#pragma unroll
-    for (int s = 0; s < kTiles / 2; ++s) multiply<__half>(y, operand[s], first + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
+    begin_products<__half, kTiles / 2>(
+        y, [&](int s) { return operand[s]; }, [&](int s) { return first + (s / 4 * kWhole + s % 4 * 32) / 16; });
   }
   // A result in the first or the second of the rows.
   __device__ float result(float v, int half) const { return scales[half].of(v); }
@@ -79,8 +79,8 @@ struct WideBetween<float, kSize, kTiles> {
       operand[i / 4][i % 4] = __float_as_uint(near_tf32(t[i / 4][i % 2 * 2 + i % 4 / 2] * rest));
   }
   __device__ __forceinline__ void begin(float (&y)[kTiles][4], unsigned long long first) const {
-#pragma unroll
-    for (int s = 0; s < kTiles; ++s) multiply<float>(y, operand[s], first + (s / 4 * kWhole + s % 4 * 32) / 16, s > 0);
+    begin_products<float, kTiles>(
+        y, [&](int s) { return operand[s]; }, [&](int s) { return first + (s / 4 * kWhole + s % 4 * 32) / 16; });
   }
   __device__ float result(float v, int) const { return v * scale; }
 };

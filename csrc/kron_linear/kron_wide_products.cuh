@@ -57,25 +57,20 @@ struct WideProducts {
     return kAcross ? s * 16 * 8 + of / 8 * (Tile::kMatrix / 16) : s / 4 * (Tile::kMatrix / 16) + s % 4 * 2 + of * 64;
   }
 
-  // Begins part = a b, of 16 of the depth.
+  // Begins part = a b, of 16 of the depth: the products of low and high, high and low, and high halves.
   template <bool kAcrossA, bool kAcrossB, int kCount>
   __device__ __forceinline__ static void begin(float (&part)[kCount][4], unsigned a, unsigned b) {
-    begin_products(part);
-    multiply<__half, kAcrossA, kAcrossB>(part, matrix(a + Tile::kLow / 16), matrix(b), false);
-    multiply<__half, kAcrossA, kAcrossB>(part, matrix(a), matrix(b + Tile::kLow / 16), true);
-    multiply<__half, kAcrossA, kAcrossB>(part, matrix(a), matrix(b), true);
-    end_products();
+    begin_products<__half, 3, kAcrossA, kAcrossB>(
+        part, [&](int i) { return matrix(i == 0 ? a + Tile::kLow / 16 : a); },
+        [&](int i) { return matrix(i == 1 ? b + Tile::kLow / 16 : b); });
   }
   struct Halves {
     unsigned high[4], low[4];
   };
   template <bool kAcrossB, int kCount>
   __device__ __forceinline__ static void begin(float (&part)[kCount][4], const Halves& a, unsigned b) {
-    begin_products(part);
-    multiply<__half, kAcrossB>(part, a.low, matrix(b), false);
-    multiply<__half, kAcrossB>(part, a.high, matrix(b + Tile::kLow / 16), true);
-    multiply<__half, kAcrossB>(part, a.high, matrix(b), true);
-    end_products();
+    begin_products<__half, 3, false, kAcrossB>(
+        part, [&](int i) { return i == 0 ? a.low : a.high; }, [&](int i) { return matrix(i == 1 ? b + Tile::kLow / 16 : b); });
   }
 
   // t = a b, divided by a power of two, which is returned. `of` is the sample's tile; `row` the first of a warp, `column` its first
@@ -133,17 +128,9 @@ struct WideProducts {
       const float* const two = &t[i / 2][i % 2 * 2];
       split<__half>(two[0] * kShift, two[1] * kShift, halves[i / 4].high[i % 4], halves[i / 4].low[i % 4]);
     }
-    begin_products(y);
-#pragma unroll
-    for (int s = 0; s < kColumnSteps; ++s)
-      multiply<__half, Role::kAcrossC>(y, halves[s].low, matrix(c + step<Role::kAcrossC>(s)), s > 0);
-#pragma unroll
-    for (int s = 0; s < kColumnSteps; ++s)
-      multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + Tile::kLow / 16 + step<Role::kAcrossC>(s)), true);
-#pragma unroll
-    for (int s = 0; s < kColumnSteps; ++s)
-      multiply<__half, Role::kAcrossC>(y, halves[s].high, matrix(c + step<Role::kAcrossC>(s)), true);
-    end_products();
+    begin_products<__half, 3 * kColumnSteps, false, Role::kAcrossC>(
+        y, [&](int i) { return i < kColumnSteps ? halves[i].low : halves[i % kColumnSteps].high; },
+        [&](int i) { return matrix(c + (i / kColumnSteps == 1 ? Tile::kLow / 16 : 0) + step<Role::kAcrossC>(i % kColumnSteps)); });
     wait_for_products<0>(y);
   }
 
