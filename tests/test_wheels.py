@@ -19,6 +19,7 @@ from auditwheel.architecture import Architecture
 from auditwheel.libc import Libc
 from auditwheel.wheel_abi import analyze_wheel_abi
 from cuops_build import table
+from cuops_build.nvrtc import families
 from elftools.elf.elffile import ELFFile
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
@@ -144,10 +145,17 @@ def check_images(wheel: Wheel, folder: Path) -> None:
     if row is None:
         return
     images = wheel.images()
-    targets = [(capability, False) for capability in row.architectures] + [(row.ptx, True)]
-    operators = [source.stem for source in (ROOT / "csrc").rglob("*.cu")]
-    assert sorted(image[:3] for image in images) == sorted((op, *target) for op in operators for target in targets)
+    has_code = {
+        (source.stem, *target): family.has_code
+        for source in (ROOT / "csrc").rglob("*.cu")
+        for family in families(row, source.read_text())
+        for target in family.targets
+    }
+    assert sorted(image[:3] for image in images) == sorted(has_code)
     for op, capability, ptx, code in images:
+        if not has_code[op, capability, ptx]:
+            assert code == b"", f"{op}: code for {capability}, which it is not for"
+            continue
         if ptx:
             assert f".target sm_{capability}\n".encode() in code.replace(b"\r", b""), f"{op}: PTX of another target"
         else:

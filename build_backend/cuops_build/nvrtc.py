@@ -21,8 +21,8 @@ from .table import Cuda
 OPTIONS = ("-std=c++17", "-default-device")
 # csrc/ has other code from these architectures on: device/tuned.cuh and tests of __CUDA_ARCH__ ask for no others.
 STEPS = (80, 86, 90, 110)
-# What 9.0 alone has, no later architecture: sources that ask for it are compiled for 9.0a, from CUDA 12.0 on.
-FEATURES = re.compile(r"\b__CUDA_ARCH_FEAT_SM90_ALL\b")
+# What a source says it is for alone: some of these steps, or what 9.0 alone has (90a), from some CUDA version on.
+ONLY = re.compile(r"^CUOPS_ONLY_FOR\(([\da, ]+?)(?:, CUDA (\d+)\.(\d+))?\)$", re.MULTILINE)
 
 
 class BuildError(RuntimeError):
@@ -31,7 +31,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Image:
-    """The code of one source for one compute capability."""
+    """The code of one source for one compute capability, none where the source is for others alone."""
 
     source: str
     capability: int
@@ -77,15 +77,26 @@ class Family(NamedTuple):
 
     architecture: str  # that it is compiled for
     targets: list[tuple[int, bool]]  # architectures, and whether as PTX
+    has_code: bool  # or the source is for others alone
 
 
 def families(cuda: Cuda, source: str) -> list[Family]:
     """The targets of a source, those together that have the same code."""
-    alone = (90 if FEATURES.search(source) and cuda.cuda >= "12" else None, False)
-    targets = [(a, False) for a in cuda.architectures] + [(cuda.ptx, True)]
-    same = itertools.groupby(targets, lambda t: (bisect.bisect(STEPS, t[0]), t[0] == cuda.ptx, t == alone))
-    members = [list(group) for _, group in same]
-    return [Family(f"{first[0]}{'a' * (first == alone)}", [first, *others]) for first, *others in members]
+    only = ONLY.search(source)
+    steps = only[1].split(", ") if only else [str(step) for step in (0, *STEPS)]
+    if only and only[2] and tuple(map(int, cuda.cuda.split("."))) < (int(only[2]), int(only[3])):
+        steps = []
+
+    def code(target: tuple[int, bool]) -> tuple[str, bool]:
+        step = "90a" if target == (90, False) and "90a" in steps else str((0, *STEPS)[bisect.bisect(STEPS, target[0])])
+        return step, target[0] == cuda.ptx
+
+    targets = [(architecture, False) for architecture in cuda.architectures] + [(cuda.ptx, True)]
+    found = []
+    for (step, _), group in itertools.groupby(targets, code):
+        members = list(group)
+        found.append(Family(f"{members[0][0]}{'a' * step.endswith('a')}", members, step in steps))
+    return found
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,9 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
             names = [cache.key(*cuda.wheels, *options, str(t), files=inputs, root=csrc) for t in family.targets]
             stored = [cache.load(name) for name in names]
             compilation = None
-            if None in stored:
+            if not family.has_code:
+                stored = [b""] * len(stored)
+            elif None in stored:
                 arguments = (*options, f"-I{source.parent}", f"-I{csrc}", f"-I{tools.include}")
                 compilation = pool.apply_async(tools.compile, (source, arguments, family))
             pending.append((source.stem, family.targets, names, stored, compilation))

@@ -10,3 +10,7 @@
 #else
 #define CUOPS_TUNED 0
 #endif
+
+// Says of a source, on a line of its own, which of these it is for alone, as in (80, 90) or, for what 9.0 alone has, (90a), and
+// from which CUDA version on, as in (90, CUDA 12.0): wheels have no code of it for others (build_backend/cuops_build/nvrtc.py).
+#define CUOPS_ONLY_FOR(...)

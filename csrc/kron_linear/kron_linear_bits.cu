@@ -3,10 +3,10 @@
 // the registers of a thread, which multiplies there by the factors that these bits are for; the other five are those of its lane.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_bits.h"
 #include "kron_shared.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -155,6 +155,3 @@ __device__ void kron_bits(const KronBitsParams& p) {
   }
 KRON_BITS(f64, double, 2)
 KRON_BITS(f32, float, 4)
-#else
-extern "C" __global__ void kron_bits_nowhere() {}
-#endif

@@ -1,14 +1,14 @@
 // Gradients by one factor of kron_linear on the device: of the factor, products of two arrays summed over all that it does not
 // touch, and of what it is applied to.
 #include "device/overlap.cuh"
-#include "device/tuned.cuh"
-
-#if CUOPS_TUNED >= 80
 #include "device/row_sums.cuh"
+#include "device/tuned.cuh"
 #include "kron_block_sums.cuh"
 #include "kron_bwd_factor.cuh"
 #include "kron_bwd_operand.cuh"
 #include "kron_bwd_products.cuh"
+
+CUOPS_ONLY_FOR(80, 90)
 
 namespace cuops {
 
@@ -141,6 +141,3 @@ KRON_LINEAR_BWD_DX(f16, __half, float, 4)
 KRON_LINEAR_BWD_DX(bf16, __nv_bfloat16, float, 4)
 KRON_LINEAR_BWD_HALVES(f16, __half)
 KRON_LINEAR_BWD_HALVES(bf16, __nv_bfloat16)
-#else
-extern "C" __global__ void kron_bwd_nowhere() {}
-#endif

@@ -2,12 +2,12 @@
 // axes, come from device memory to the registers of some warps, one each, which multiply them by the last two factors, and leave
 // the results in shared memory. Other warps multiply by the first factor what all slabs of a sample have in one row. Meanwhile the
 // first ones go on to the next sample. Numbers are two float16 each, or one as TF32, scaled by powers of two.
+#include "device/arrivals.cuh"
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
-#include "device/arrivals.cuh"
 #include "kron_cube.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -245,6 +245,3 @@ __device__ void kron_cube(const KronCubeParams& p) {
 // Instances, as kron_plan_cube.cc asks for them.
 KRON_CUBE(f32, true)
 KRON_CUBE(tf32, false)
-#else
-extern "C" __global__ void kron_cube_nowhere() {}
-#endif

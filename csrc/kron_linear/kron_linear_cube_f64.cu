@@ -3,10 +3,10 @@
 // a warp multiplies by the other two factors, one after the other.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_cube.h"
 #include "kron_shared.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -145,6 +145,3 @@ extern "C" __global__ void __launch_bounds__(cuops::kCubeThreadsF64, 1)
   cuops::wait_in_turn();
   cuops::kron_cube(p);
 }
-#else
-extern "C" __global__ void kron_cube_f64_nowhere() {}
-#endif

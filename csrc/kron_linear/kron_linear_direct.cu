@@ -3,9 +3,9 @@
 // an axis with columns beyond it.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_direct.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -130,6 +130,3 @@ KRON_DIRECT(64, 384, kron_direct<4>)
 KRON_DIRECT(128, 256, kron_direct<8>)
 KRON_DIRECT(columns_64, 512, kron_direct_columns<4>)
 KRON_DIRECT(columns_128, 384, kron_direct_columns<8>)
-#else
-extern "C" __global__ void kron_direct_nowhere() {}
-#endif

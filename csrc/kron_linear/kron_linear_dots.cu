@@ -3,10 +3,10 @@
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_dots.h"
 #include "kron_shared.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -248,6 +248,3 @@ KRON_TERMS_BWD(f64, double, 4)
 KRON_TERMS_BWD(f32, float, 4)
 KRON_TERMS_BWD(f16, __half, 4)
 KRON_TERMS_BWD(bf16, __nv_bfloat16, 4)
-#else
-extern "C" __global__ void kron_dots_nowhere() {}
-#endif

@@ -2,10 +2,10 @@
 // registers.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_doubles.cuh"
 #include "kron_half.h"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -86,6 +86,3 @@ KRON_DOUBLE(24)
 KRON_DOUBLE(32)
 KRON_DOUBLE(48)
 KRON_DOUBLE(64)
-#else
-extern "C" __global__ void kron_double_nowhere() {}
-#endif

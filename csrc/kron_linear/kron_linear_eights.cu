@@ -2,12 +2,12 @@
 // warps make parts of a sample: 64 elements of each thread come from device memory to its registers, along two axes, and go through
 // shared memory, where they are multiplied along the last one and stay. Other warps multiply along the first two axes, once all
 // parts of a sample are there, while the first ones go on to the next sample.
+#include "device/arrivals.cuh"
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
-#include "device/arrivals.cuh"
 #include "kron_axes.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -134,6 +134,3 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kEightsMakers + cuops:
     finish_eights(p, shared, places, warp - kEightsMakers);
   }
 }
-#else
-extern "C" __global__ void kron_eights_nowhere() {}
-#endif

@@ -1,10 +1,10 @@
 // Kronecker-factored linear layers of small factors of any size. A tile stays in shared memory, and each step multiplies the fibers
 // along one axis of it; a thread has some of them in registers.
-#include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "device/overlap.cuh"
+#include "device/tuned.cuh"
 #include "kron_fibers.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -43,6 +43,3 @@ __device__ void kron_fibers(const KronFibersParams& p) {
   }
 KRON_FIBERS(f32, float, cuops::kFibersThreads)
 KRON_FIBERS(f64, double, cuops::kFibersThreadsF64)
-#else
-extern "C" __global__ void kron_fibers_nowhere() {}
-#endif

@@ -6,10 +6,10 @@
 #include "device/cluster.cuh"
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90 && CUOPS_CLUSTERS
 #include "kron_axes.cuh"
 #include "kron_pairs.cuh"
+
+CUOPS_ONLY_FOR(90, CUDA 12.0)
 
 namespace cuops {
 
@@ -244,6 +244,3 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kFourMakers + cuops::k
   }
   cluster_barrier();  // neither block ends while the other one stores to it
 }
-#else
-extern "C" __global__ void kron_four_sixteens_nowhere() {}
-#endif

@@ -4,10 +4,10 @@
 #include "device/reduce.cuh"
 #include "device/row_sums.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_product.h"
 #include "kron_shared.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -228,6 +228,3 @@ KRON_PRODUCT(f64, double)
 KRON_PRODUCT(f32, float)
 KRON_PRODUCT(f16, __half)
 KRON_PRODUCT(bf16, __nv_bfloat16)
-#else
-extern "C" __global__ void kron_product_nowhere() {}
-#endif

@@ -2,10 +2,10 @@
 // first factor, and what it then has by the other factors, one after the other.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_slices.cuh"
 #include "kron_slices.h"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -135,6 +135,3 @@ KRON_SLICES(f16, __half, 1)
 KRON_SLICES(f16, __half, 4)
 KRON_SLICES(bf16, __nv_bfloat16, 1)
 KRON_SLICES(bf16, __nv_bfloat16, 4)
-#else
-extern "C" __global__ void kron_slices_nowhere() {}
-#endif

@@ -3,10 +3,10 @@
 #include "device/overlap.cuh"
 #include "device/row_sums.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_slices.cuh"
 #include "kron_slices.h"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -161,6 +161,3 @@ KRON_SLICES_BWD(f64, double)
 KRON_SLICES_BWD(f32, float)
 KRON_SLICES_BWD(f16, __half)
 KRON_SLICES_BWD(bf16, __nv_bfloat16)
-#else
-extern "C" __global__ void kron_slices_bwd_nowhere() {}
-#endif

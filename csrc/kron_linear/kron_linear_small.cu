@@ -3,10 +3,10 @@
 // shared memory.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_shared.cuh"
 #include "kron_small.h"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -251,6 +251,3 @@ extern "C" __global__ void __launch_bounds__(256, 1) kron_small(const __grid_con
     store_tile(sample, column);
   }
 }
-#else
-extern "C" __global__ void kron_small_nowhere() {}
-#endif

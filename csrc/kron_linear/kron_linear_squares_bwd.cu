@@ -1,13 +1,13 @@
 // Gradients of two factors and of their input, from samples as matrices x and dy, in tiles of one size:
 //   dx = W1^T dy W2,   dW1 = sum of (dy W2) x^T,   dW2^T = sum of (x^T W1^T) dy.
 // A team of warps has a sample. Each warp multiplies 16 rows by one matrix, and what it then has in registers by another one.
-#include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "device/overlap.cuh"
+#include "device/tuned.cuh"
 #include "kron_block_sums.cuh"
 #include "kron_squares.cuh"
 #include "kron_squares.h"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -224,6 +224,3 @@ extern "C" __global__ void __launch_bounds__(512) kron_squares_sum(const __grid_
     }
   });
 }
-#else
-extern "C" __global__ void kron_squares_nowhere() {}
-#endif

@@ -3,11 +3,11 @@
 // A team of warps has a sample. Each of these products has its own warps, of 16 rows each.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_block_sums.cuh"
 #include "kron_doubles.cuh"
 #include "kron_squares.h"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -109,6 +109,3 @@ extern "C" __global__ void __launch_bounds__(512) kron_squares_sum_f64(const __g
     if (out < p.out[which] && in < p.in[which]) static_cast<double*>(p.gradient[which])[out * p.in[which] + in] = sum;
   });
 }
-#else
-extern "C" __global__ void kron_squares_f64_nowhere() {}
-#endif

@@ -2,9 +2,9 @@
 // one after the other, without a barrier between; an outer axis follows from shared memory.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_outer.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -234,6 +234,3 @@ __device__ inline void run_single(const KronTunedParams& p) {
 KRON_TUNED(pairs, 512)
 KRON_TUNED(pairs_128, 256)
 KRON_TUNED(single, 512)
-#else
-extern "C" __global__ void kron_tuned_nowhere() {}
-#endif

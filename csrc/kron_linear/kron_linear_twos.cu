@@ -3,10 +3,10 @@
 // the highest three first, then the others, by way of shared memory. A factor combines pairs of elements that differ in one bit.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90
 #include "kron_bits.h"
 #include "kron_shared.cuh"
+
+CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
@@ -115,6 +115,3 @@ KRON_TWOS(f64, double)
 KRON_TWOS(f32, float)
 KRON_TWOS(f16, __half)
 KRON_TWOS(bf16, __nv_bfloat16)
-#else
-extern "C" __global__ void kron_twos_nowhere() {}
-#endif

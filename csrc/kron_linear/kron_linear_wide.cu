@@ -3,16 +3,16 @@
 // of the product with W1, as float16 or TF32. One thread of others asks for the copies of X to shared memory, or they lay out its
 // rows there.
 #include "device/overlap.cuh"
-#include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "device/tensor_copy.cuh"
+#include "device/tuned.cuh"
 #include "device/wgmma.cuh"
 #include "kron_half.cuh"
 #include "kron_pieces.cuh"
 #include "kron_wide_between.cuh"
 #include "kron_wide_results.cuh"
 #include "kron_wide_rows.cuh"
+
+CUOPS_ONLY_FOR(90a, CUDA 12.0)
 
 namespace cuops {
 
@@ -241,6 +241,3 @@ KRON_WIDE_ONE(64, 64, f16_odd, __half, kOdd)
 KRON_WIDE_ONE(64, 64, bf16_odd, __nv_bfloat16, kOdd)
 KRON_WIDE_ONE(128, 128, f16_odd, __half, kOdd)
 KRON_WIDE_ONE(128, 128, bf16_odd, __nv_bfloat16, kOdd)
-#else
-extern "C" __global__ void kron_wide_nowhere() {}
-#endif

@@ -6,16 +6,16 @@
 // samples, one has dW1 and the other one dW2, and each has half of dx. One thread of others asks for the copies of x and dy to
 // shared memory, or they lay out their rows there.
 #include "device/overlap.cuh"
-#include "device/tuned.cuh"
-
-// The compiler is one whose products go on side by side, which kron_linear_squares_bwd.cc asks for, too.
-#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ >= 128
 #include "device/tensor_copy.cuh"
+#include "device/tuned.cuh"
 #include "device/wgmma.cuh"
 #include "kron_squares.cuh"
 #include "kron_squares.h"
 #include "kron_wide_bwd.h"
 #include "kron_wide_rows.cuh"
+
+// From CUDA 12.8 on, products go on side by side; kron_linear_squares_bwd.cc asks for that, too.
+CUOPS_ONLY_FOR(90a, CUDA 12.8)
 
 namespace cuops {
 
@@ -285,6 +285,3 @@ KRON_WIDE_BWD(128, 96)
 KRON_WIDE_BWD(128, 128)
 KRON_WIDE_BWD_ODD(64, 64)
 KRON_WIDE_BWD_ODD(128, 128)
-#else
-extern "C" __global__ void kron_wide_bwd_nowhere() {}
-#endif

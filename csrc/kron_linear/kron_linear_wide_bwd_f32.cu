@@ -5,12 +5,12 @@
 // warps bring samples meanwhile, and make tiles of float16 of them.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-// The compiler is one whose products go on side by side, which kron_linear_squares_bwd.cc asks for, too.
-#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL) && __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ >= 128
 #include "kron_squares.cuh"
 #include "kron_squares.h"
 #include "kron_wide_products.cuh"
+
+// From CUDA 12.8 on, products go on side by side; kron_linear_squares_bwd.cc asks for that, too.
+CUOPS_ONLY_FOR(90a, CUDA 12.8)
 
 namespace cuops {
 
@@ -193,6 +193,3 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
 KRON_WIDE_BWD_F32(64, 64)
 KRON_WIDE_BWD_F32(128, 96)
 KRON_WIDE_BWD_F32(128, 128)
-#else
-extern "C" __global__ void kron_wide_bwd_f32_nowhere() {}
-#endif

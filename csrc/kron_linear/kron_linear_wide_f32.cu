@@ -3,11 +3,11 @@
 // them. And of one factor of up to 64 with columns beyond it, y = W1 x.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-
-#if CUOPS_TUNED == 90 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "kron_pairs.cuh"
 #include "kron_wide.h"
 #include "kron_wide_products.cuh"
+
+CUOPS_ONLY_FOR(90a, CUDA 12.0)
 
 namespace cuops {
 
@@ -219,6 +219,3 @@ KRON_WIDE_F32_ALL(96, 128, 96, 1)
 KRON_WIDE_F32_ALL(128, 128, 128, 1)
 KRON_WIDE_F32_ALL(halves, 128, 128, 2)
 KRON_WIDE_F32_ALL(quarters, 128, 128, 4)
-#else
-extern "C" __global__ void kron_wide_f32_nowhere() {}
-#endif

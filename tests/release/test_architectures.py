@@ -25,11 +25,37 @@ def test_sources_ask_nothing_that_architectures_of_the_same_ptx_answer_different
             assert len(answers) == 1, f"__CUDA_ARCH__ {how} {number} in {family}"
 
 
-def test_sources_for_what_9_0_alone_has_are_compiled_for_it_alone():
-    rows = table.read(ROOT / "cuda.toml")
-    source = "#if defined(__CUDA_ARCH_FEAT_SM90_ALL)"
-    alone = [family for family in nvrtc.families(rows["cu121"], source) if family.architecture == "90a"]
-    assert alone == [("90a", [(90, False)])]
-    assert ("90", [(90, True)]) in nvrtc.families(rows["cu121"], source)
-    assert ("100", [(100, False)]) in nvrtc.families(rows["cu128"], source)
-    assert nvrtc.families(rows["cu118"], source) == nvrtc.families(rows["cu118"], "")  # no 9.0a before CUDA 12
+def compiled(row: str, source: str) -> list[tuple[str, list[tuple[int, bool]]]]:
+    """What a source is compiled for, and the targets that this serves."""
+    families = nvrtc.families(table.read(ROOT / "cuda.toml")[row], source)
+    return [(family.architecture, family.targets) for family in families if family.has_code]
+
+
+@pytest.mark.parametrize(
+    ("only", "row", "expected"),
+    [
+        ("90", "cu121", [("90", [(90, False), (90, True)])]),
+        ("90", "cu128", [("90", [(90, False), (100, False)])]),
+        ("80, 90", "cu128", [("80", [(80, False)]), ("90", [(90, False), (100, False)])]),
+        ("90, CUDA 12.0", "cu118", []),
+        ("90, CUDA 12.1", "cu121", [("90", [(90, False), (90, True)])]),
+        ("90a", "cu121", [("90a", [(90, False)])]),
+        ("90a", "cu128", [("90a", [(90, False)])]),
+        ("90a, CUDA 12.8", "cu121", []),
+        ("90a, CUDA 12.8", "cu130", [("90a", [(90, False)])]),
+    ],
+)
+def test_sources_are_compiled_only_for_what_they_say(only: str, row: str, expected: list):
+    assert compiled(row, f"// A kernel.\n\nCUOPS_ONLY_FOR({only})\n") == expected
+
+
+def test_sources_that_say_nothing_are_compiled_for_all():
+    row = table.read(ROOT / "cuda.toml")["cu128"]
+    targets = [target for _, targets in compiled("cu128", "// A kernel.\n") for target in targets]
+    assert targets == [(architecture, False) for architecture in row.architectures] + [(row.ptx, True)]
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "csrc").rglob("*.cu")), ids=lambda source: source.stem)
+def test_what_sources_say_is_understood(source: Path):
+    said = "CUOPS_ONLY_FOR" in source.read_text()
+    assert said == (nvrtc.ONLY.search(source.read_text()) is not None)
