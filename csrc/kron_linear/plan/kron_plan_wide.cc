@@ -93,19 +93,20 @@ KronGroup plan_f32(const KronProblem& problem, std::int64_t most, std::int64_t b
   const int size = most <= 64 ? 64 : 128;
   if (wide_f32_bytes(size) > device.shared_bytes) return group;
   constexpr const char* kSource = "kron_linear_wide_f32";
-  static Kernel of_64[] = {{kSource, "kron_wide_64_f32"}, {kSource, "kron_wide_64_f32_odd"}};
-  static WideKernels of_96(kSource, "96_f32"), of_128(kSource, "128_f32"), halves(kSource, "halves_f32"),
-      quarters(kSource, "quarters_f32");
+  static Kernel of_64[] = {{kSource, "kron_wide_64_f32"}, {kSource, "kron_wide_64_f32_odd"}},
+                halves[] = {{kSource, "kron_wide_halves_f32"}, {kSource, "kron_wide_halves_f32_odd"}},
+                quarters[] = {{kSource, "kron_wide_quarters_f32"}, {kSource, "kron_wide_quarters_f32_odd"}};
+  static WideKernels of_96(kSource, "96_f32"), of_128(kSource, "128_f32");
   // Odd rows take up to twice as long. So do GEMMs of them, whose times do not say so either, and which they are faster than.
   Times time = kF32[most <= 64 ? 0 : most <= 96 ? 1 : 2];
   // Few samples, of which each block has 64 rows of the results, or 64 columns of these.
   const bool tall = problem.sizes[0].out > 64, large = tall && problem.sizes[1].out > 64;
   if (large && 4 * problem.rows <= device.multiprocessors) {
-    quarters.set(&group, is_odd);
+    group.kernel = &quarters[is_odd];
     group.slices = 4;
     time = kQuartersF32;
   } else if (tall && 2 * problem.rows <= device.multiprocessors) {
-    halves.set(&group, is_odd);
+    group.kernel = &halves[is_odd];
     group.slices = 2;
     time = kHalvesF32;
   } else if (most > 64) {
