@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kron_linear/kron_fibers.h"
+#include "kron_linear/fibers/kron_fibers.h"
 #include "kron_plan.h"
 
 namespace cuops {

@@ -1,7 +1,7 @@
 // How kron_linear_dots.cu applies factors, and finds the gradients of one.
 #pragma once
 
-#include "kron_linear/kron_dots.h"
+#include "kron_linear/products/kron_dots.h"
 #include "kron_plan_product.h"
 
 namespace cuops {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kron_linear/kron_double.h"
+#include "kron_linear/mma/kron_double.h"
 #include "kron_plan.h"
 
 namespace cuops {

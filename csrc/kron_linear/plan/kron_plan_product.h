@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kron_linear/kron_product.h"
+#include "kron_linear/products/kron_product.h"
 #include "kron_plan.h"
 
 namespace cuops {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "kron_linear/kron_wide_f32.h"
+#include "kron_linear/wgmma/kron_wide_f32.h"
 #include "kron_plan.h"
 
 namespace cuops {
