@@ -314,7 +314,7 @@ def test_tf32_rounds_x_factors_and_what_lies_between(sizes, rows):
 
 
 @gpu
-@pytest.mark.parametrize("rows", [1, 133, 600])
+@pytest.mark.parametrize("rows", [1, 40, 133, 600])
 @pytest.mark.parametrize(
     ("dtype", "allow_tf32", "sizes"),
     [

@@ -14,14 +14,15 @@ struct Times {
   double start, products;
 };
 // By the size of tiles; in 16 bits and as TF32; in float32.
-constexpr Times k64[] = {{7.7, 0.4}, {9, 0.45}}, k128[] = {{10, 1.75}, {13, 3.1}}, k96 = {8.8, 1.2};
+constexpr Times k64[] = {{6.2, 0.4}, {6.8, 0.45}}, k128[] = {{10, 1.75}, {13, 3.1}}, k96 = {6.8, 1.2};
+constexpr Times kHalves[] = {{8.2, 1}, {9.4, 1.5}};  // of samples that two blocks share
 // Where rows are no whole vectors, in 16 bits; and for an element of such a factor, and of a sample's results, in words or alone.
 constexpr Times kOdd64 = {8.5, 0.4}, kOdd128 = {12, 1.75};
 constexpr double kOddFactor = 0.3e-3, kInWords = 0.14e-3, kAlone = 0.31e-3;
-constexpr Times kF32[] = {{7.7, 0.9}, {10.2, 3.3}, {12, 5.4}}, kColumnsF32 = {7.7, 0.6};
-constexpr Times kHalvesF32 = {8.5, 4.5}, kQuartersF32 = {8, 3.6};  // of samples that blocks share
-constexpr double kBytes = 35e3;                                    // of device memory
-constexpr double kHidden = 0.2;                                    // of the shorter of memory and arithmetic
+constexpr Times kF32[] = {{6.4, 0.9}, {10.2, 3.3}, {12, 5.4}}, kColumnsF32 = {7.7, 0.6};
+constexpr Times kHalvesF32 = {7.5, 4.5}, kQuartersF32 = {7.3, 3.6};  // of samples that blocks share
+constexpr double kBytes = 35e3;                                      // of device memory
+constexpr double kHidden = 0.2;                                      // of the shorter of memory and arithmetic
 
 // A kernel for all calls whose rows are whole vectors, one for plain ones, and one, if there is any, for rows that are not.
 struct WideKernels {
@@ -57,15 +58,26 @@ KronGroup plan_short(const KronProblem& problem, std::int64_t most, std::int64_t
   static WideKernels tf32[] = {{kSource, "64_tf32"}, {kSource, "128_tf32"}},
                      f16[] = {{kSource, "64_f16"}, {kSource, "128_f16"}, {kSource, "96_f16"}},
                      bf16[] = {{kSource, "64_bf16"}, {kSource, "128_bf16"}, {kSource, "96_bf16"}};
-  WideKernels* const of_dtype = element_size == 4 ? tf32 : problem.dtype == kFloat16 ? f16 : bf16;
-  of_dtype[size == 64 ? 0 : is_96 ? 2 : 1].set(&group);
+  static Kernel halves[] = {
+      {kSource, "kron_wide_halves_tf32"}, {kSource, "kron_wide_halves_f16"}, {kSource, "kron_wide_halves_bf16"}};
+  const int number = element_size == 4 ? 0 : problem.dtype == kFloat16 ? 1 : 2;  // of the dtype
+  Times time = is_96 ? k96 : (size == 64 ? k64 : k128)[element_size / 4];
+  // Few samples, of which each block has 64 rows of the results.
+  if (problem.sizes[0].out > 64 && !is_96 && 2 * problem.rows <= device.multiprocessors) {
+    group.kernel = &halves[number];
+    group.slices = 2;
+    time = kHalves[element_size / 4];
+  } else {
+    WideKernels* const of_dtype[] = {tf32, f16, bf16};
+    of_dtype[number][size == 64 ? 0 : is_96 ? 2 : 1].set(&group);
+  }
   KronWideParams& p = group.params.emplace<KronWideParams>();
   p.rows = problem.rows;
   p.box_rows = wide_rows(size, element_size);
   p.as_tf32 = problem.tf32;
-  group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
+  group.shape = {static_cast<unsigned>(blocks * group.slices), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
                  static_cast<unsigned>(wide_bytes(size, element_size))};
-  return finish(group, problem, is_96 ? k96 : (size == 64 ? k64 : k128)[element_size / 4], problem.rows, blocks);
+  return finish(group, problem, time, problem.rows * group.slices, blocks * group.slices);
 }
 
 // In 16 bits, where rows of x or y are no whole vectors.

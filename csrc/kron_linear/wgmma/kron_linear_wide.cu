@@ -51,8 +51,9 @@ class WideCopies {
 // whose rows start anywhere.
 enum class WideCalls { kAll, kPlain, kOdd };
 
-// Of factors of up to kUsed, which lie in shared memory as those of kSize do.
-template <class T, int kSize, int kUsed, WideCalls kCalls>
+// Of factors of up to kUsed, which lie in shared memory as those of kSize do. Where kBlocks share a sample, each has some rows of
+// its results, and no other sample.
+template <class T, int kSize, int kUsed, int kBlocks, WideCalls kCalls>
 __device__ void kron_wide(const KronWideParams& p) {
   // kRows of a sample are in a slot of shared memory, as matrices of 128 bytes a row; W1 and W2 are as ones of kSize rows.
   // A sample has kCopies slots, and kParts times 128 threads, which are a team.
@@ -62,12 +63,14 @@ __device__ void kron_wide(const KronWideParams& p) {
   static_assert(kUsed == kSize || wide_rows(kSize, sizeof(T)) == kSize, "parts of a sample have 8 tiles each");
   constexpr int kRows = wide_rows(kSize, sizeof(T)), kCopies = kSize / kRows, kMatrices = kSize / kColumns;
   constexpr int kWhole = kSize * 128, kSlot = wide_copy(kSize, sizeof(T));
-  constexpr int kTiles = kUsed / 8, kSteps = kUsed * static_cast<int>(sizeof(T)) / 32;
+  constexpr int kTiles = kUsed / 8, kOutTiles = kTiles / kBlocks, kSteps = kUsed * static_cast<int>(sizeof(T)) / 32;
   using Between = WideBetween<T, kSize, kTiles>;
   using Layers = WideLayers<kSize, kSlots, 1, wide_odd_room(kSize)>;
   constexpr int kWarps = wide_threads(kSize) / 32, kParts = kSize / 64, kTeams = kWarps / 4 / kParts;
   __shared__ unsigned long long full[kSlots], empty[kSlots], asked, there[kOdd ? kMostRaw : 1];
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
+  const int block = static_cast<int>(blockIdx.x) / kBlocks, blocks = static_cast<int>(gridDim.x) / kBlocks;
+  const int first_row = static_cast<int>(blockIdx.x) % kBlocks * (kSize / kBlocks);
   char* const slots = shared_at<char>(0) + (-shared_address(kron_shared) & 1023);
   char *const last = slots + kSlots * kSlot, *const first = last + kMatrices * kWhole;
   if (warp >= kWarps && lane == 0) {  // all of these warps, as each barrier takes a while
@@ -93,8 +96,8 @@ __device__ void kron_wide(const KronWideParams& p) {
                           there,
                           full,
                           empty,
-                          blockIdx.x,
-                          gridDim.x,
+                          block,
+                          blocks,
                           p.rows};
       layers.run([&](int n) {
         if (n >= kTeams) wait_for_arrivals(&asked, 0);
@@ -104,10 +107,10 @@ __device__ void kron_wide(const KronWideParams& p) {
     keep_registers<kWideCopyRegisters>();
     if (warp > kWarps) return;
     WideCopies<T, kSize, kRows, kSlots> copies(p, slots, full, empty);
-    long long sample = blockIdx.x;
+    long long sample = block;
     if (lane > 0) return;
 #pragma unroll 1
-    for (int i = 0; sample < p.rows; ++i, sample += gridDim.x) {
+    for (int i = 0; sample < p.rows; ++i, sample += blocks) {
       if (i == kTeams) wait_for_arrivals(&asked, 0);
       copies.ask(sample);
     }
@@ -115,9 +118,10 @@ __device__ void kron_wide(const KronWideParams& p) {
   }
 
   take_registers<wide_registers(kWarps * 32, kOdd ? wide_lay_registers(kSize) : kWideCopyRegisters)>();
-  FactorPieces<T, kSize, kWarps * 32, kPlain> w2, w1;  // both on their way
+  FactorPieces<T, kSize, kWarps * 32, kPlain> w2;  // both on their way
+  FactorPieces<T, kSize, kWarps * 32, kPlain, kSize / kBlocks> w1;
   w2.load(p.factors[1]);
-  w1.load(p.factors[0]);
+  w1.load(p.factors[0], first_row);
   if (lane == 0) arrive(&asked);
   int* const maxima = reinterpret_cast<int*>(first);
   int exponent_last[1], exponent_first[1];
@@ -145,16 +149,16 @@ __device__ void kron_wide(const KronWideParams& p) {
 
   const unsigned long long slot_matrix = matrix_at(shared_address(slots)), first_matrix = matrix_at(shared_address(first));
   const unsigned long long last_matrix = matrix_at(shared_address(last) + warp / 4 % kParts * 64 * 128);
-  const int out_rows = p.factors[0].out, out_columns = p.factors[1].out;
+  const int out_rows = p.factors[0].out - first_row, out_columns = p.factors[1].out, first_result = first_row * out_columns;
   const int column = warp % (4 * kParts) * 16 + lane / 4 * 2;  // and the next one: of Y
   const int team = warp / (4 * kParts);
-  const long long stride = 1LL * kTeams * gridDim.x;
+  const long long stride = 1LL * kTeams * blocks;
   WideSlots<kSlots> slot;
   slot.advance(team);
   // The results of a sample leave during the first product of the next one, which is begun behind the second one of the sample
   // where there are registers for both.
-  constexpr bool kOverlaps = kSize == 128 && sizeof(T) == 2;
-  float t[kTiles][4] = {}, y[kTiles][4] = {};
+  constexpr bool kAlone = kBlocks > 1, kOverlaps = kSize == 128 && sizeof(T) == 2 && !kAlone;
+  float t[kTiles][4] = {}, y[kOutTiles][4] = {};
   const auto begin_first = [&](bool exists) {
 #pragma unroll
     for (int part = 0; part < kCopies; ++part) {
@@ -180,7 +184,7 @@ __device__ void kron_wide(const KronWideParams& p) {
     show_to_products();
     sync_warps(1, kWarps);
   };
-  long long sample = blockIdx.x + 1LL * team * gridDim.x;
+  long long sample = block + 1LL * team * blocks;
   bool more = sample < p.rows;
   int used = slot.next;
   if constexpr (kOldCompiler) {
@@ -201,34 +205,34 @@ __device__ void kron_wide(const KronWideParams& p) {
     more = sample + stride < p.rows;
     used = slot.next;
     if (kOverlaps) begin_first(more);  // of nothing that matters, after the last one
-    WideResults<T, 2 * kTiles, kOdd> results;
-    if (!kPlain && p.bias) results.load(wide_bias<T>(p, sample), out_rows, out_columns, column);
+    WideResults<T, 2 * kOutTiles, kOdd> results;
+    if (!kPlain && p.bias) results.load(wide_bias<T>(p, sample) + first_result, out_rows, out_columns, column);
     wait_for_products<kOverlaps>(y);
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
+    for (int i = 0; i < 2 * kOutTiles; ++i) {
       Pack<float, 2> v = {between.result(y[i / 2][i % 2], 0), between.result(y[i / 2][i % 2 + 2], 1)};
       if (!kPlain && p.bias) v = {v.at[0] + convert<float>(results.v[i].at[0]), v.at[1] + convert<float>(results.v[i].at[1])};
       results.v[i] = convert<T>(v);
     }
-    if (!kOverlaps) begin_first(more);
-    results.store(static_cast<T*>(p.y.data) + offset_of(p.y, sample), out_rows, out_columns, column);
-    end_first(more, used);
+    if (!kOverlaps && !kAlone) begin_first(more);
+    results.store(static_cast<T*>(p.y.data) + offset_of(p.y, sample) + first_result, out_rows, out_columns, column);
+    if (!kAlone) end_first(more, used);
   }
 }
 
 }  // namespace cuops
 
-#define KRON_WIDE_ONE(size, used, name, T, calls)                                                      \
+#define KRON_WIDE_ONE(size, used, blocks, name, T, calls)                                              \
   extern "C" __global__ void __launch_bounds__(cuops::wide_threads(size) + cuops::kWideCopyThreads, 1) \
-      kron_wide_##used##_##name(const __grid_constant__ cuops::KronWideParams p) {                     \
+      kron_wide_##name(const __grid_constant__ cuops::KronWideParams p) {                              \
     cuops::wait_in_turn();                                                                             \
-    cuops::kron_wide<T, size, used, cuops::WideCalls::calls>(p);                                       \
+    cuops::kron_wide<T, size, used, blocks, cuops::WideCalls::calls>(p);                               \
   }
-#define KRON_WIDE(size, used, name, T)               \
-  KRON_WIDE_ONE(size, used, name##_plain, T, kPlain) \
-  KRON_WIDE_ONE(size, used, name, T, kAll)
+#define KRON_WIDE(size, used, name, T)                           \
+  KRON_WIDE_ONE(size, used, 1, used##_##name##_plain, T, kPlain) \
+  KRON_WIDE_ONE(size, used, 1, used##_##name, T, kAll)
 
-// Instances, as kron_plan_wide.cc asks for them.
+// Instances, as kron_plan_wide.cc asks for them. Of few samples, plain ones are no faster.
 KRON_WIDE(64, 64, tf32, float)
 KRON_WIDE(64, 64, f16, __half)
 KRON_WIDE(64, 64, bf16, __nv_bfloat16)
@@ -237,7 +241,10 @@ KRON_WIDE(128, 96, bf16, __nv_bfloat16)
 KRON_WIDE(128, 128, tf32, float)
 KRON_WIDE(128, 128, f16, __half)
 KRON_WIDE(128, 128, bf16, __nv_bfloat16)
-KRON_WIDE_ONE(64, 64, f16_odd, __half, kOdd)
-KRON_WIDE_ONE(64, 64, bf16_odd, __nv_bfloat16, kOdd)
-KRON_WIDE_ONE(128, 128, f16_odd, __half, kOdd)
-KRON_WIDE_ONE(128, 128, bf16_odd, __nv_bfloat16, kOdd)
+KRON_WIDE_ONE(128, 128, 2, halves_tf32, float, kAll)
+KRON_WIDE_ONE(128, 128, 2, halves_f16, __half, kAll)
+KRON_WIDE_ONE(128, 128, 2, halves_bf16, __nv_bfloat16, kAll)
+KRON_WIDE_ONE(64, 64, 1, 64_f16_odd, __half, kOdd)
+KRON_WIDE_ONE(64, 64, 1, 64_bf16_odd, __nv_bfloat16, kOdd)
+KRON_WIDE_ONE(128, 128, 1, 128_f16_odd, __half, kOdd)
+KRON_WIDE_ONE(128, 128, 1, 128_bf16_odd, __nv_bfloat16, kOdd)

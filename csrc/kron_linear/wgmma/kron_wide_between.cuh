@@ -44,8 +44,9 @@ struct WideBetween {
       scales[half] = PowerOfTwo(exponent - shift);
     }
   }
-  // y = what lies between, times W1^T.
-  __device__ __forceinline__ void begin(float (&y)[kTiles][4], unsigned long long first) const {
+  // y = what lies between, times the transpose of W1, or of some of its rows.
+  template <int kOut>
+  __device__ __forceinline__ void begin(float (&y)[kOut][4], unsigned long long first) const {
     begin_products<__half, kTiles / 2>(
         y, [&](int s) { return operand[s]; }, [&](int s) { return first + (s / 4 * kWhole + s % 4 * 32) / 16; });
   }
@@ -78,7 +79,8 @@ struct WideBetween<float, kSize, kTiles> {
     for (int i = 0; i < 4 * kTiles; ++i)  // rows, then columns
       operand[i / 4][i % 4] = __float_as_uint(near_tf32(t[i / 4][i % 2 * 2 + i % 4 / 2] * rest));
   }
-  __device__ __forceinline__ void begin(float (&y)[kTiles][4], unsigned long long first) const {
+  template <int kOut>
+  __device__ __forceinline__ void begin(float (&y)[kOut][4], unsigned long long first) const {
     begin_products<float, kTiles>(
         y, [&](int s) { return operand[s]; }, [&](int s) { return first + (s / 4 * kWhole + s % 4 * 32) / 16; });
   }
