@@ -15,14 +15,15 @@ __device__ __forceinline__ double load_double(unsigned from) {
 // Which column of the second matrix a lane has as the n-th of 8.
 __device__ inline int spread(int n) { return n ^ n / 4; }
 
-// What a warp has of a product: 16 rows. kChunk: tiles of columns between the two products, at a time.
-template <int kSize, int kChunk>
+// What a warp has of a product: 16 rows. The first matrix has kRows rows and columns, the second kRows and kSize, the third kSize
+// of both. kChunk: tiles of columns between the two products, at a time.
+template <int kSize, int kChunk, int kRows = kSize>
 struct Doubles {
-  static constexpr int kTiles = kSize / 8, kParts = (kSize + 15) / 16;
+  static constexpr int kTiles = kSize / 8, kRowTiles = kRows / 8, kParts = (kRows + 15) / 16;
   static_assert(kTiles % kChunk == 0);
   // Bytes: with this pitch, 16 lanes read from different banks, where they have 4 rows of 4 neighbours, or spread() of either.
-  static constexpr int kPitch = kSize * 8 + 32, kMatrix = kSize * kPitch;
-  double a[kTiles][4], sum[kTiles][4];
+  static constexpr int kPitch = kSize * 8 + 32, kMatrix = kRows * kPitch;
+  double a[kRowTiles][4], sum[kTiles][4];
 
   // Rows of the first matrix; kAcross: of its transpose.
   template <bool kAcross>
@@ -31,10 +32,10 @@ struct Doubles {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // The last 8 rows of an odd number are there twice, the second time for nothing.
-      const int row = min(part * 2 + half, kTiles - 1) * 8 + lane / 4, k = lane % 4;
+      const int row = min(part * 2 + half, kRowTiles - 1) * 8 + lane / 4, k = lane % 4;
       const unsigned at = matrix + (kAcross ? k * kPitch + row * 8 : row * kPitch + k * 8);
 #pragma unroll
-      for (int i = 0; i < kTiles * 2; ++i) a[i / 2][i % 2 * 2 + half] = load_double(at + i * 4 * (kAcross ? kPitch : 8));
+      for (int i = 0; i < kRowTiles * 2; ++i) a[i / 2][i % 2 * 2 + half] = load_double(at + i * 4 * (kAcross ? kPitch : 8));
     }
   }
 
@@ -54,7 +55,7 @@ struct Doubles {
     for (int chunk = 0; chunk < kTiles; chunk += kChunk) {
       double between[kChunk][4] = {};
 #pragma unroll
-      for (int s = 0; s < kTiles; ++s) {
+      for (int s = 0; s < kRowTiles; ++s) {
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) {
           const unsigned at = b + s * 8 * kPitch + i * 64;
@@ -93,14 +94,14 @@ struct Doubles {
   // Starts to copy a contiguous matrix, whose rows are whole vectors, by kThreads threads.
   template <int kThreads>
   __device__ static void copy(char* to, const double* from, int rows, int columns, int thread) {
-    constexpr int kRow = kSize / 2, kRows = kThreads / kRow;
+    constexpr int kRow = kSize / 2, kAtOnce = kThreads / kRow;
     const int first = thread / kRow, column = thread % kRow * 2;
-    if (column >= columns || (kThreads % kRow != 0 && first == kRows)) return;
+    if (column >= columns || (kThreads % kRow != 0 && first == kAtOnce)) return;
     to += first * kPitch + column * 8;
     from += first * columns + column;
 #pragma unroll
-    for (int i = 0; i < (kSize + kRows - 1) / kRows; ++i)
-      if (first + i * kRows < rows) copy_or_zero(to + i * kRows * kPitch, from + i * kRows * columns, true);
+    for (int i = 0; i < (kRows + kAtOnce - 1) / kAtOnce; ++i)
+      if (first + i * kAtOnce < rows) copy_or_zero(to + i * kAtOnce * kPitch, from + i * kAtOnce * columns, true);
   }
 
   // A factor, in any order, by all threads.

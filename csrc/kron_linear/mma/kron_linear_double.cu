@@ -1,5 +1,5 @@
-// Kronecker-factored linear layers of two factors of up to 64 in float64: a warp finds 16 rows of W1 X W2^T, with its rows of W1 in
-// registers.
+// Kronecker-factored linear layers of two factors of up to 64, the second one of up to 80, in float64: a warp finds 16 rows of
+// W1 X W2^T, with its rows of W1 in registers.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 #include "kron_doubles.cuh"
@@ -9,20 +9,20 @@ CUOPS_ONLY_FOR(90)
 
 namespace cuops {
 
-template <int kSize>
+template <int kRows, int kSize>
 __device__ void kron_double(const KronHalfParams& p) {
-  using D = Doubles<kSize, kSize == 24 ? 3 : 2>;
-  constexpr int kTeams = double_teams(kSize);
-  static_assert(D::kParts == double_warps(kSize) && (1 + 2 * kTeams) * D::kMatrix == double_bytes(kSize));
+  using D = Doubles<kSize, kSize == 24 ? 3 : 2, kRows>;
+  constexpr int kTeams = double_teams(kRows), kFactor = kSize * D::kPitch, kBytes = kFactor + 2 * kTeams * D::kMatrix;
+  static_assert(D::kParts == double_warps(kRows) && kBytes == double_bytes(kRows, kSize));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = warp / D::kParts, part = warp % D::kParts;
   const KronFactor &first = p.factors[0], &last = p.factors[1];
   const int out_rows = first.out, out_columns = last.out;
   const long long stride = 1LL * gridDim.x * kTeams;
   char* const shared = shared_at<char>(0);
-  const int state = (1 + 2 * team) * D::kMatrix;
+  const int state = kFactor + 2 * team * D::kMatrix;
   // Zeros surround matrices that are smaller.
-  if (min(min(first.in, last.in), out_columns) < kSize) {
-    for (int i = threadIdx.x; i < (1 + 2 * kTeams) * D::kMatrix / 16; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
+  if (first.in < kRows || min(last.in, out_columns) < kSize) {
+    for (int i = threadIdx.x; i < kBytes / 16; i += blockDim.x) shared_at<uint4>(0)[i] = uint4{};
     __syncthreads();
   }
   auto load = [&](int buffer, long long sample) {
@@ -36,7 +36,7 @@ __device__ void kron_double(const KronHalfParams& p) {
   commit_copies();
   D d;
 #pragma unroll
-  for (int i = 0; i < D::kTiles * 4; ++i) {
+  for (int i = 0; i < D::kRowTiles * 4; ++i) {
     const int row = part * 16 + i % 2 * 8 + lane / 4, k = i / 4 * 8 + lane % 4 + i / 2 % 2 * 4;
     d.a[i / 4][i % 4] = row < out_rows && k < first.in
                             ? static_cast<const double*>(first.data)[row * first.row_stride + k * first.column_stride]
@@ -73,16 +73,19 @@ __device__ void kron_double(const KronHalfParams& p) {
 
 }  // namespace cuops
 
-#define KRON_DOUBLE(size)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(32 * cuops::double_teams(size) * cuops::double_warps(size), 1) \
-      kron_double_##size(const __grid_constant__ cuops::KronHalfParams p) {                                   \
+#define KRON_DOUBLE(rows, size, name)                                                                         \
+  extern "C" __global__ void __launch_bounds__(32 * cuops::double_teams(rows) * cuops::double_warps(rows), 1) \
+      kron_double_##name(const __grid_constant__ cuops::KronHalfParams p) {                                   \
     cuops::wait_in_turn();                                                                                    \
-    cuops::kron_double<size>(p);                                                                              \
+    cuops::kron_double<rows, size>(p);                                                                        \
   }
 
 // Instances, as kron_plan_double.cc asks for them.
-KRON_DOUBLE(16)
-KRON_DOUBLE(24)
-KRON_DOUBLE(32)
-KRON_DOUBLE(48)
-KRON_DOUBLE(64)
+KRON_DOUBLE(16, 16, 16)
+KRON_DOUBLE(24, 24, 24)
+KRON_DOUBLE(32, 32, 32)
+KRON_DOUBLE(48, 48, 48)
+KRON_DOUBLE(64, 64, 64)
+KRON_DOUBLE(64, 80, 64_80)
+KRON_DOUBLE(80, 80, 80)
+KRON_DOUBLE(96, 96, 96)

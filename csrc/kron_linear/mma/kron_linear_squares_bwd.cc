@@ -37,7 +37,7 @@ struct SquaresKernel {
     if (dtype == kFloat32 && (is_odd || box_rows > 0)) return wide_f32_bytes(tile_size());
     if (is_odd) return wide_bwd_odd_bytes(tile_size());
     if (box_rows > 0) return wide_bwd_bytes(tile_size());
-    if (dtype == kFloat64) return double_matrix(size) * (2 + 2 * teams * buffers);
+    if (dtype == kFloat64) return double_matrix(size, size) * (2 + 2 * teams * buffers);
     const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
     return 16 * (kUnitsBefore + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
   }

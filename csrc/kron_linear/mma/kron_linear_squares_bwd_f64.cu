@@ -15,7 +15,7 @@ namespace cuops {
 template <int kSize, int kTeams, int kChunk>
 __device__ void squares(const KronSquaresParams& p) {
   using D = Doubles<kSize, kChunk>;
-  static_assert(D::kParts == double_warps(kSize) && D::kMatrix == double_matrix(kSize));
+  static_assert(D::kParts == double_warps(kSize) && D::kMatrix == double_matrix(kSize, kSize));
   constexpr int kWarps = 3 * D::kParts, kThreads = 32 * kWarps;
   const int thread = threadIdx.x % kThreads, team = threadIdx.x / kThreads, lane = threadIdx.x % 32;
   const int role = thread / 32 / D::kParts, part = thread / 32 % D::kParts;
