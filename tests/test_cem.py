@@ -237,6 +237,20 @@ def test_dependent_samples_are_clipped_to_bounds(array, options):
     assert (x.max(0) == [1, 2]).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_no_rounding_leads_past_a_bound(array, options):
+    mu = array([0.0, 0.0], "float32")
+    for dtype in ("float32", "float16") if isinstance(mu, np.ndarray) else ("float32", "float16", "bfloat16"):
+        x = on_host(CrossEntropyMethod(mu, 1.0, 500, low=-0.1, high=0.3, dtype=dtype, seed=1, **options).ask())
+        assert -0.1 <= x.min().astype(float) < -0.09
+        assert 0.29 < x.max().astype(float) <= 0.3
+
+
+def test_bounds_between_which_no_sample_is_are_refused(array):
+    with pytest.raises(ValueError, match="low: expected less than high everywhere in the samples' dtype"):
+        CrossEntropyMethod(array([1.0], "float32"), 1.0, 500, low=0.9999, high=1.0001, dtype="float16")
+
+
 def test_antithetic_samples_come_in_pairs(array):
     mu = array([1.0, -1.0])
     x = on_host(CrossEntropyMethod(mu, 1.0, 50, antithetic=True, seed=1).ask()) - on_host(mu)

@@ -1,7 +1,9 @@
 """What surrounds the steps of a Cross-Entropy Method: its state, its history, its errors, its graphs."""
 
+import copy
 import io
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -43,6 +45,18 @@ def test_a_saved_state_goes_on_bit_for_bit(array, options, pending):
     assert method.steps == other.steps == 6 + pending
     told(method, sphere)
     assert bits(method) != bits(other)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_copies_go_on_bit_for_bit_and_alone(array, options, copied):
+    method = told(CrossEntropyMethod(array([[1.0, 2.0, 3.0]] * 2), 1.0, 40, seed=1, **options), sphere, 3)
+    method.ask()
+    other = copied(method)
+    before = bits(method)
+    told(other, sphere, 4)
+    assert bits(method) == before
+    assert bits(told(method, sphere, 4)) == bits(other) != before
 
 
 def test_a_state_goes_through_a_file(array):

@@ -89,6 +89,22 @@ def test_opcheck(with_residual, layout, device):
         for needs_dweight, bias_dtype in ((True, dtype), (False, None)):
             arguments = dy, dh if with_residual else None, x, weight, needs_dweight, bias_dtype, 1e-6, 0.0
             torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
+    dy, x = (make((5,), torch.float64, device, seed) for seed in (0, 1))  # whose bias has the gradient dy itself
+    arguments = dy, None, x, None, False, torch.float64, 1e-6, 0.0
+    torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
+
+
+def test_outputs_have_gradients_of_what_they_depend_on(device):
+    x, residual = (make((3, 16), torch.float32, device, seed) for seed in (0, 1))
+    weight = make((16,), torch.float32, device, 2).requires_grad_()
+    for wants_rstd in (False, True):
+        for wants_x in (False, True):
+            x.requires_grad_(wants_x)
+            y, *others = cuops.rms_norm(x, weight, residual=residual, return_rstd=wants_rstd)
+            assert y.requires_grad
+            assert [t.requires_grad for t in others] == [wants_x] * (1 + wants_rstd)
+            (dweight,) = torch.autograd.grad(y.sum(), [weight])
+            torch.testing.assert_close(dweight, (y.detach() / weight.detach()).sum(0))
 
 
 @pytest.mark.parametrize("layout", [row_major, transposed])

@@ -42,6 +42,15 @@ def test_philox_gives_the_known_answers(counter, key, answer):
     assert tuple(int(word) for word in philox(words, key)) == answer
 
 
+def test_a_number_as_sigma_is_not_rounded_to_the_dtype_of_mu(device):
+    mu = torch.zeros(5, device=device, dtype=torch.float16)
+    noise = cuops.sample_normal(mu, 1.0, 4, seed=1, dtype=torch.float32)
+    for sigma in (1e5, 1e-8, 0.7):
+        x = cuops.sample_normal(mu, sigma, 4, seed=1, dtype=torch.float32)
+        torch.testing.assert_close(x, noise * sigma, rtol=1e-6, atol=0)
+        assert torch.equal(x, cuops.sample_normal(mu.float(), sigma, 4, seed=1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("sample_dim", "shared", "antithetic", "bounded"), list(itertools.product([0, -1], *[[False, True]] * 3))
@@ -175,6 +184,14 @@ def test_a_seed_may_be_a_tensor_with_a_stream(device):
     assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=torch.tensor([-5, 0], device=device)), expected)
     other = cuops.sample_normal(mu, sigma, 9, seed=torch.tensor([-5, 1], device=device))
     assert not (other == expected).any()
+
+
+def test_out_may_be_memory_of_the_parameters(array):
+    out = array(np.ones((40, 8192)).tolist())  # over all multiprocessors, or several chunks
+    out[0], out[25] = 5, 2
+    want = cuops.sample_normal(out[0] + 0, out[25] + 0, 40, seed=1)
+    assert cuops.sample_normal(out[0], out[25], 40, seed=1, out=out) is out
+    assert (out == want).all()
 
 
 @pytest.mark.parametrize("sample_dim", [0, -1])

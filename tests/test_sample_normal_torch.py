@@ -12,6 +12,8 @@ import torch
 from cuops import reference
 from cuops._noise import Draw
 from test_sample_normal import DTYPES, gpu, parameters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def leaves(*tensors):
@@ -133,6 +135,46 @@ def test_bounds_compile_into_the_graph(device):
 
     mu, sigma = parameters(device=device)
     assert torch.equal(draw(mu, sigma), cuops.sample_normal(mu, sigma, 9, low=-0.1, high=1.0, seed=3))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_that_change_stay_in_one_graph(dynamic, device):
+    def draw(mu, sigma, bound):
+        return cuops.sample_normal(mu, sigma, 9, low=-bound, high=bound, seed=3)
+
+    compiled = torch.compile(draw, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    mu, _ = parameters(device=device)
+    for sigma, bound in ((0.5, 4.0), (0.6, 5.0), (0.7, 6.1)):
+        assert torch.equal(compiled(mu, sigma, bound), draw(mu, sigma, bound))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_traces_as_an_operator(mode, device):
+    def draw(mu):
+        return cuops.sample_normal(mu, 0.7, 9, low=-0.3, seed=3)
+
+    mu, _ = parameters(device=device)
+    assert torch.equal(make_fx(draw, tracing_mode=mode)(mu)(mu), draw(mu))
+
+
+def test_fake_tensors_have_fake_samples(device):
+    with FakeTensorMode() as mode:
+        fake = torch.zeros(3, 5, device=device)
+        assert cuops.sample_normal(fake, 1.0, 4, low=-1.0).shape == (3, 4, 5)
+    x = cuops.sample_normal(mode.from_tensor(torch.zeros(5, device=device)), 1.0, 4, high=1.0, seed=2)
+    assert (x.shape, x.device) == ((4, 5), fake.device)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("sample_dim", [0, -1])
+@pytest.mark.parametrize(("n", "shape"), [(0, (3,)), (2, (0,)), (0, (2, 3))], ids=str)
+def test_no_samples_have_gradients_of_zero(n, shape, sample_dim, bounded, device):
+    given = leaves(*(torch.full(shape, value, device=device) for value in (0.0, 1.0, -1.0, 2.0)[: 2 + 2 * bounded]))
+    mu, sigma, low, high = (*given, None, None)[:4]
+    x = cuops.sample_normal(mu, sigma, n, low=low, high=high, sample_dim=sample_dim)
+    assert x.numel() == 0
+    for gradient, a in zip(torch.autograd.grad(x.sum(), given), given, strict=True):
+        assert torch.equal(gradient, torch.zeros_like(a))
 
 
 def test_transforms_go_through_the_formula(device):

@@ -93,6 +93,17 @@ def apart(name: str, value: Any) -> None:
         span += stride * (size - 1)
 
 
+def are_apart(written: Any, *read: Any) -> bool:
+    """Whether no tensor (or None) that is read lies within one that is contiguous, and is written meanwhile."""
+    begin, end = written.data_ptr(), written.data_ptr() + written.nbytes
+    for a in read:
+        if a is not None and a.numel() > 0:
+            extent = 1 + sum((size - 1) * step for size, step in zip(a.shape, a.stride(), strict=True))
+            if a.data_ptr() < end and begin < a.data_ptr() + extent * a.element_size():
+                return False
+    return True
+
+
 def computable(name: str, value: Any) -> None:
     """`value` is an array that kernels take, and on a device that has them: torch's meta device has not."""
     array(name, value)

@@ -58,17 +58,6 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
     return y, h
 
 
-def are_apart(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether no parameter lies within x, which is contiguous, and is written while they are read."""
-    begin, end = x.data_ptr(), x.data_ptr() + x.nbytes
-    for p in parameters:
-        if p is not None:
-            extent = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride(), strict=True))
-            if p.data_ptr() < end and begin < p.data_ptr() + extent * p.element_size():
-                return False
-    return True
-
-
 def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
     """Whether the library has written y into x; it refuses arguments that it cannot take as they are."""
     try:
@@ -96,6 +85,8 @@ class _Direct(torch.autograd.Function):
         _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(h, weight)
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            ctx.mark_non_differentiable(h)
         return y, h
 
     @staticmethod

@@ -110,7 +110,7 @@ def _bwd_cuda(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):
 def _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     dx, dweight, dbias = reference.rms_norm_torch_backward(dy, dh, h, weight, eps, weight_offset)
     dweight = dweight if needs_dweight else h.new_empty(0)
-    return dx.contiguous(), dweight, h.new_empty(0) if bias_dtype is None else dbias.to(bias_dtype)
+    return dx.contiguous(), dweight, h.new_empty(0) if bias_dtype is None else dbias.to(bias_dtype, copy=True)
 
 
 def _bwd_cpu(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
@@ -150,6 +150,8 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.has_residual, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(h if ctx.has_residual else x, weight, rstd)
+    if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+        ctx.mark_non_differentiable(h, rstd)
 
 
 def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]

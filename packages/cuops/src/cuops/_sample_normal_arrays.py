@@ -25,13 +25,14 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
     if low is not None or high is not None:
         low = np.broadcast_to(-np.inf, shape) if low is None else low
         high = np.broadcast_to(np.inf, shape) if high is None else high
-        low, high = _inwards(low, dtype, np.inf), _inwards(high, dtype, -np.inf)
+        low, high = inwards(low, dtype, np.inf), inwards(high, dtype, -np.inf)
         _checks.bounds(bool((low < high).all()))
     if out is None:
         out = np.empty(sizes, dtype)
     else:
         _checks.out(out, sizes, dtype, mu)
         _arguments.apart("out", out)
+        mu, sigma = (a.copy() if np.may_share_memory(out, a) else a for a in (mu, sigma))
     if 0 in sizes:
         return out
     device = _backend.gpu_for_host_arrays()
@@ -46,7 +47,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
     return out
 
 
-def _inwards(bound: Any, dtype: Any, towards: float) -> Any:
+def inwards(bound: Any, dtype: Any, towards: float) -> Any:
     """A bound in the result's dtype, rounded to where it still holds."""
     import numpy as np
 

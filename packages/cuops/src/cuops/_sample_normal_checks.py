@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from . import _arguments
@@ -17,7 +16,7 @@ def number(name: str, value: Any) -> None:
         raise TypeError(f"{name}: expected a number or an array like mu, got bool")
     if name == "sigma":
         _arguments.number(name, value, least=0)
-    elif value is not None and math.isnan(value):
+    elif value is not None and value != value:
         raise ValueError(f"{name}: expected a number, got {value}")
 
 

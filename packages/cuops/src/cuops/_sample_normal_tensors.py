@@ -21,11 +21,11 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     """`sample_normal` of tensors, its other arguments being checked."""
     mu, sigma, low, high = given.values()
     if not isinstance(sigma, Tensor):
-        sigma = torch.full((1,), float(sigma), dtype=mu.dtype, device=mu.device)
+        sigma = mu.new_full((1,), float(sigma), dtype=torch.float64)
     truncated = low is not None or high is not None
     if truncated:
         low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
-    if (validate or not mu.is_cuda) and not _is_compiling() and not is_transformed():
+    if (validate or not mu.is_cuda) and not _is_traced(mu, sigma) and not is_transformed():
         _check_values(sigma, low, high)
     if out is not None:
         _checks.out(out, sizes, dtype, mu)
@@ -33,12 +33,13 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
             _arguments.apart("out", out)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
             raise ValueError("out: expected no argument that requires a gradient")
-    if 0 in sizes:
-        return mu.new_empty(sizes, dtype=dtype) if out is None else out
+    if 0 in sizes and out is not None:
+        return out
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
-    state, seed, stream = random_state(mu.device, generator, seed)
-    if out is not None and out.is_cuda and out.is_contiguous():
+    state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed)
+    is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not _is_compiling()
+    if is_in_place and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         return out
     if not _is_compiling() and is_transformed():
@@ -47,6 +48,11 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     else:
         x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
     return x if out is None else out.copy_(x)
+
+
+def _is_traced(*tensors: Tensor) -> bool:
+    """Whether a graph is made, to which numbers may be inputs, and for which tensors may have no values."""
+    return _is_compiling() or any(map(_mode, (_Key.FAKE, _Key.PROXY))) or any(map(_is_fake, tensors))
 
 
 def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> None:
@@ -59,16 +65,19 @@ def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> Non
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     """A bound in the result's dtype, rounded to where it still holds."""
     if not isinstance(bound, Tensor):
+        if bound is not None and _is_traced(mu):
+            return rounded_inwards(mu.new_full((1,), float(bound), dtype=torch.float64), dtype, up)
         missing = -math.inf if up else math.inf
         value = missing if bound is None else _number_inwards(float(bound), dtype, up)
-        return torch.full((1,), value, dtype=dtype, device=mu.device)
+        return mu.new_full((1,), value, dtype=dtype)
     if bound.dtype == dtype:
         return bound
-    rounded = _rounded_inwards(bound.detach(), dtype, up)
+    rounded = rounded_inwards(bound.detach(), dtype, up)
     return bound + (rounded - bound).detach() if bound.requires_grad else rounded
 
 
-def _rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+def rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+    """Tensors of bounds in a dtype, rounded to where they still hold."""
     rounded = exact.to(dtype)
     wrong = rounded.double() < exact.double() if up else rounded.double() > exact.double()
     return torch.where(
@@ -76,22 +85,16 @@ def _rounded_inwards(exact: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
     )
 
 
-def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
-    return _number_inwards_once(bound, dtype, up)
-
-
-# As torch.compiler.assume_constant_result has it, which would import the compiler: as long as importing torch takes.
-_number_inwards._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 @functools.lru_cache(maxsize=256)
-def _number_inwards_once(bound: float, dtype: torch.dtype, up: bool) -> float:
-    return float(_rounded_inwards(torch.tensor([bound], dtype=torch.float64), dtype, up))
+def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
+    return float(rounded_inwards(torch.tensor([bound], dtype=torch.float64, device="cpu"), dtype, up))
 
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
+_mode, _Key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+_is_fake = torch._subclasses.fake_tensor.is_fake
 
 
 @functools.cache

@@ -73,7 +73,8 @@ def _readable(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _fwd_cuda(mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic, dtype):  # type: ignore[no-untyped-def]
     x = mu.new_empty(sizes_of(mu.shape, num, sample_dim), dtype=dtype)
-    draw_into(x, mu, sigma, low, high, state, 0, seed, stream, start, sample_dim, shared, antithetic)
+    if x.numel() > 0:
+        draw_into(x, mu, sigma, low, high, state, 0, seed, stream, start, sample_dim, shared, antithetic)
     return x
 
 

@@ -318,7 +318,7 @@ def sample_normal_torch_backward(
     """Gradients for mu, sigma, low and high. The noise is drawn again. Differentiable."""
     import torch
 
-    g = grad.double().movedim(-2 if draw.sample_dim == 0 else -1, 0).reshape(draw.num_samples, -1)
+    g = grad.double().movedim(-2 if draw.sample_dim == 0 else -1, 0).reshape(draw.num_samples, mu.numel())
     given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     sums: list[list[torch.Tensor]] = []
     chunk = CHUNK if mu.device.type == "cpu" else CUDA_CHUNK
@@ -334,8 +334,9 @@ def sample_normal_torch_backward(
             sums.append(found)
         else:
             sums[-1] = [a + b for a, b in zip(sums[-1], found, strict=True)]
-    results = [torch.cat(parts).reshape(mu.shape) for parts in zip(*sums, strict=True)] or [torch.zeros_like(mu)] * 4
-    kinds = (mu, sigma) if low is None else (mu, sigma, low, high)
+    kinds = [a for a in (mu, sigma, low, high) if a is not None]
+    results = [torch.cat(parts).reshape(mu.shape) for parts in zip(*sums, strict=True)]
+    results = results or [torch.zeros_like(a) for a in kinds]
     gradients = [a.to(like.dtype) for a, like in zip(results, kinds, strict=True)]
     return (*gradients, *([None, None] if low is None else []))  # type: ignore[return-value]
 

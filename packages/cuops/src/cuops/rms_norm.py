@@ -11,7 +11,7 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_eager import are_apart, direct, direct_in_place, is_direct
+    from ._rms_norm_eager import direct, direct_in_place, is_direct
     from ._rms_norm_torch import forward_torch
     from ._transforms import PLAIN
 else:
@@ -131,7 +131,7 @@ def rms_norm_(
             raise ValueError("x: expected no inference tensor outside of inference mode")
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
-        if plain and are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):
+        if plain and _arguments.are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):
             return x
         if type(x) in PLAIN and not torch.compiler.is_compiling():
             _arguments.apart("x", x)

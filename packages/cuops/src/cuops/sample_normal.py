@@ -99,7 +99,8 @@ def sample_normal(
             raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
         else:
             _arguments.array(name, value, mu, "mu")
-    shape = _arguments.broadcast({n: tuple(v.shape) for n, v in given.items() if hasattr(v, "shape")})
+    arrays = {name: v for name, v in given.items() if v is not None and not isinstance(v, numbers.Real)}
+    shape = _arguments.broadcast({name: tuple(v.shape) for name, v in arrays.items()})
     if not shape:
         raise ValueError("mu: expected at least 1 dimension, got 0")
     _checks.draw(num_samples, sample_dim, start, math.prod(shape))
@@ -118,6 +119,6 @@ def sample_normal(
     if seed is None and 0 not in sizes:
         seed = _sample_normal_arrays.fresh_seed(generator)
     draw = draw._replace(seed=0 if seed is None else _checks.seed(seed))
-    arrays = _sample_normal_arrays
-    sample = arrays.sample_numpy if _arguments.is_ndarray(mu) else arrays.sample_dlpack
+    by = _sample_normal_arrays
+    sample = by.sample_numpy if _arguments.is_ndarray(mu) else by.sample_dlpack
     return sample(given, shape, sizes, draw, dtype, out)

@@ -102,9 +102,8 @@ class CrossEntropyMethod:
             float(noise_decrease),
         )  # fmt: skip
         _options.choice("covariance", covariance, ("diagonal", "full"))
-        low, high = _options.bounds(low, high, mu, event_dims)
-        limits = _options.device_limits(low, high, mu, self.dtype)
-        self._sampler = Sampler(low, high, bool(antithetic), self._filter(color, covariance, mu), limits)
+        limits = _options.bounds(low, high, mu, event_dims, self.dtype)
+        self._sampler = Sampler(limits, bool(antithetic), self._filter(color, covariance, mu))
         kept = _arguments.integer("keep_elites", keep_elites, 0, self.num_elites)
         _arguments.number("population_decay", population_decay)
         if population_decay < 1:
@@ -120,6 +119,10 @@ class CrossEntropyMethod:
         self._steps = 0
         self._asked = 0  # samples of a problem that await their scores
         self._evaluated = 0  # samples of a problem in the last step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: no views, whose memory would not be that of the copy."""
+        return {**self.__dict__, "_last_views": (0, None, None)}
 
     def __repr__(self) -> str:
         """A line, without waiting for the device."""

@@ -109,38 +109,37 @@ def together(name: str, value: Any, mu: Any) -> Any:
     return xp.broadcast_to(value, mu.shape)
 
 
-def bounds(low: Any, high: Any, mu: Any, event_dims: int) -> tuple[Any, Any]:
-    """Both as None, a number, or (problems, d) in the order of mu's elements; mu is within them."""
+def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[Any, Any]:
+    """Both as (problems, d) in the samples' dtype, rounded to where they still hold, or None; mu is within them."""
+    if low is None and high is None:
+        return None, None
     xp = library_of(mu)
-    limits: dict[str, Any] = {}
-    for name, value in (("low", low), ("high", high)):
-        if value is None:
-            limits[name] = None
-            continue
-        limits[name] = together(name, value, mu)
-        if xp.isnan(limits[name]).any():
+    limits, rounded = [], []
+    for name, value, none in (("low", low, -math.inf), ("high", high, math.inf)):
+        exact = like(name, none if value is None else value, mu)
+        limits.append(together(name, exact, mu))
+        if xp.isnan(limits[-1]).any():
             raise ValueError(f"{name}: expected numbers, got NaN")
-    if low is not None and high is not None and not (limits["low"] < limits["high"]).all():
+        rounded.append(_inwards(exact, dtype, name == "low"))
+    if not (limits[0] < limits[1]).all():
         raise ValueError("low: expected less than high everywhere")
-    if (low is not None and (mu < limits["low"]).any()) or (high is not None and (mu > limits["high"]).any()):
+    if (mu < limits[0]).any() or (mu > limits[1]).any():
         raise ValueError("mu: expected values from low to high")
+    if not (rounded[0] < rounded[1]).all():
+        raise ValueError(f"low: expected less than high everywhere in the samples' dtype, {dtype}")
     problems = math.prod(mu.shape[: mu.ndim - event_dims])
-    flat = [value if value is None else wide(value).reshape(problems, -1) for value in limits.values()]
-    return flat[0], flat[1]
+    first, last = (xp.broadcast_to(value, mu.shape).reshape(problems, -1) + 0 for value in rounded)
+    return first, last
 
 
-def device_limits(low: Any, high: Any, mu: Any, dtype: Any) -> tuple[Any, Any] | None:
-    """The bounds in the samples' dtype, rounded to where they still hold; None where there are none or no GPU."""
-    if not is_tensor(mu) or not mu.is_cuda or (low is None and high is None):
-        return None
-    given = low if low is not None else high
-    rounded = []
-    for bound, inwards in ((low, math.inf), (high, -math.inf)):
-        exact = torch.full_like(given, -inwards) if bound is None else bound
-        near = exact.to(dtype)
-        outside = near.to(exact.dtype) < exact if inwards > 0 else near.to(exact.dtype) > exact
-        rounded.append(torch.where(outside, torch.nextafter(near, torch.full_like(near, inwards)), near))
-    return rounded[0], rounded[1]
+def _inwards(bound: Any, dtype: Any, up: bool) -> Any:
+    if is_tensor(bound):
+        from .._sample_normal_tensors import rounded_inwards
+
+        return rounded_inwards(bound, dtype, up)
+    from .._sample_normal_arrays import inwards
+
+    return inwards(bound, dtype, math.inf if up else -math.inf)
 
 
 def dtype(value: Any, mu: Any) -> Any:

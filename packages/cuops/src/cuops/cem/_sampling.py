@@ -33,22 +33,20 @@ def color_filter(horizon: int, beta: float) -> Any:
 class Sampler:
     """How samples are drawn, the distribution's state apart."""
 
-    low: Any  # None, a number, or (problems, d)
-    high: Any
+    limits: tuple[Any, Any]  # low and high, (problems, d) in the samples' dtype; or None and None
     antithetic: bool
     filter: Any  # None, or (horizon, horizon)
-    device_limits: Any  # None, or low and high as the library takes them: (problems, d) in the samples' dtype
 
     def fill(self, population: Any, state: State) -> None:
         """Draws all of a population, (problems, n, d), and puts the kept elites first."""
+        low, high = self.limits
         if state.factor is None and self.filter is None and is_tensor(population) and population.is_cuda:
             # The seed stays where it is, so that the host need not wait, and a graph's replays draw anew.
-            low, high = self.device_limits or (None, None)
             _backend.library().sample_normal_fwd(
                 population, state.mu, state.sigma, 0.0, low, high, state.seed, 0, 0, 0, 0, 0, False, self.antithetic
             )
         elif state.factor is None and self.filter is None:
-            options = {"low": self.low, "high": self.high, "dtype": population.dtype, "out": population}
+            options = {"low": low, "high": high, "dtype": population.dtype, "out": population}
             self._normal(state.mu, state.sigma, population.shape[1], state, **options)
         else:
             self._fill_dependent(population, state)
@@ -75,8 +73,7 @@ class Sampler:
             noise = (self.filter @ noise.reshape(-1, horizon, noise.shape[-1] // horizon)).reshape(noise.shape)
             noise = noise * state.sigma[:, None]
         values = state.mu[:, None] + noise
-        for limit, bound in ((self.low, xp.maximum), (self.high, xp.minimum)):
-            if limit is not None:
-                limit = limit[:, None] if hasattr(limit, "shape") else xp.full_like(values[:1, :1, :1], limit)
-                values = bound(values, limit)
+        low, high = self.limits
+        if low is not None:
+            values = xp.minimum(xp.maximum(values, low[:, None]), high[:, None])
         population[...] = values

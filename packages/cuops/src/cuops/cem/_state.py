@@ -92,6 +92,10 @@ class State:
         """The part of `clock` that the next samples are drawn with."""
         return self.clock[1:2]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: the arrays, and no view of one."""
+        return self.arrays()
+
     def as_numpy(self) -> State:
         """The same memory as NumPy arrays, for torch tensors on the CPU."""
         return State(**{name: value.numpy() for name, value in self.arrays().items()})
