@@ -161,7 +161,26 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
     assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
     monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
     monkeypatch.setattr(_kron_linear_kept, "_known", {})
-    assert _kron_linear_kept._parts_of_chain(x, factors) == ([] if len(groups) > 2 else kept.parts)
+    choice = _kron_linear_kept._of_groups(x, factors)
+    assert choice is None if len(groups) > 2 else choice.parts == kept.parts
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.usefixtures("_no_kernels")
+def test_two_large_float64_factors_have_a_state_each_where_there_is_room(with_bias, monkeypatch):
+    sizes = [(3, 4), (40, 33), (20, 50)]
+    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, 1, True), (1, 2, True)])
+    x, dy, factors = strided_arguments(sizes)
+    bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
+    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * 3)
+    check(y, x, factors, bias)
+    assert kept.parts == [(1, False)] * 3
+    assert [s.numel() for s in kept.states] == [6 * 3 * 33 * 50, 6 * 3 * 40 * 50]
+    check_gradients(x, dy, factors, kept)
+    monkeypatch.setattr(_kron_linear_kept, "BYTES", 6 * 3 * (33 + 40) * 50 * 8 - 1)
+    monkeypatch.setattr(_kron_linear_kept, "_known", {})
+    choice = _kron_linear_kept.how(x, factors)
+    assert (choice.states, choice.parts) == (1, [(1, False), (2, False)])
 
 
 @pytest.mark.parametrize(
@@ -183,10 +202,10 @@ def test_states_before_a_group_whose_gradients_no_kernel_has_are_kept_where_copi
     first = len(sizes) - last
     monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, first, True), (first, last, True)])
     x, factors = make((3, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
-    assert bool(_kron_linear_kept._parts_of_chain(x, factors)) == is_kept
+    assert (_kron_linear_kept._of_groups(x, factors) is not None) == is_kept
     monkeypatch.setattr(_kron_linear_kept, "cut_before_squares", lambda *_: 1)
     others = dtype == torch.bfloat16 or max(sizes[:first]) <= 12
-    assert bool(_kron_linear_kept._parts_of_chain(x, factors)) == (is_kept and others)
+    assert (_kron_linear_kept._of_groups(x, factors) is not None) == (is_kept and others)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +231,7 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
     assert _kron_linear_gemm._are_two(x.reshape(-1, x.shape[-1]), in_order) == nothing_between
     bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
     monkeypatch.setattr(_kron_linear_kept, "_count_of_first", lambda *_: 0)
-    monkeypatch.setattr(_kron_linear_kept, "_parts_of_chain", lambda *_: [])
+    monkeypatch.setattr(_kron_linear_kept, "_of_groups", lambda *_: None)
     y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert not kept.parts

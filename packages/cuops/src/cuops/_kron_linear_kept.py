@@ -78,9 +78,9 @@ def _choose(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
     if count := _count_of_first(x, factors):
         if _is_chain_for_one(x, factors):
             return _chain(len(factors) - 1)
-        return Choice(_one_by_one, count, [(1, False)] * count + [(len(factors) - count, False)])
-    if parts := _parts_of_chain(x, factors):
-        return Choice(_by_groups, len(parts) - 1, parts)
+        return Choice(_by_parts, count, [(1, False)] * count + [(len(factors) - count, False)])
+    if choice := _of_groups(x, factors):
+        return choice
     if count := _count_of_gemms(x, factors):
         return _chain(count)
     return None
@@ -96,27 +96,36 @@ def _how_many(x: Tensor, between: Sequence[int]) -> int:
     return next((n for n in range(len(between), 1, -1) if sum(between[-n:]) <= most), 1)
 
 
-def _parts_of_chain(x: Tensor, factors: Sequence[Tensor]) -> Parts:
-    """The groups of a forward of several launches, between which its states are; none where these are no use.
+def _of_groups(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
+    """States between the groups of a forward of several launches; None where these are no use.
 
-    As of a last group in float64 that a chain of GEMMs has the gradients of in less time from the start.
+    As of a last group in float64 that a chain of GEMMs has the gradients of in less time from the start. Of two
+    factors, each has its gradients in less time from a state of its own, where there is room for all.
     """
     groups = plan_of(x, factors, 1)
     if len(groups) < 2 or are_gemms(groups):
-        return []
+        return None
     is_chain = way(x, factors, keeps=True) is by_chain
     without = [part for part in _fused_groups(factors, groups[:-1]) if not _have_groups(x, part)]
     if without and not _are_worth_copies(x, factors, without, is_chain, groups[-1][1] == 1):
-        return []
-    *_, (first, count, is_fused) = groups
-    last = factors[first:]
-    at_last = count == 1 or not is_fused or are_small(last) or two_of_a_size(x, last)
-    if x.dtype == torch.float64 and not at_last and is_chain:
-        return []
-    between = elements_between([w.shape for w in factors])
+        return None
+    *before, (first, count, is_fused) = groups
+    last, between = factors[first:], elements_between([w.shape for w in factors])
     kept = [between[first] for first, *_ in groups[1:]]
-    if _how_many(x, kept) < len(kept):
-        return []
+    at_last = count == 1 or not is_fused or are_small(last) or two_of_a_size(x, last)
+    if x.dtype == torch.float64 and not at_last:
+        if count == 2 and _is_room(x, [*kept, between[-2]]):
+            return Choice(_by_parts, len(groups), [*_parts(before), (1, False), (1, False)])
+        if count > 2 and is_chain:
+            return None
+    return Choice(_by_groups, len(kept), _parts(groups)) if _is_room(x, kept) else None
+
+
+def _is_room(x: Tensor, between: Sequence[int]) -> bool:
+    return _how_many(x, between) == len(between)
+
+
+def _parts(groups: Sequence[tuple[int, int, bool]]) -> Parts:
     return [(count, count > 1 and not is_fused) for _, count, is_fused in groups]
 
 
@@ -201,12 +210,15 @@ def _is_chain_for_one(x: Tensor, factors: Sequence[Tensor]) -> bool:
     return is_one and way(x, factors, keeps=True) is by_chain
 
 
-def _one_by_one(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
+def _by_parts(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, parts: Parts) -> tuple[Tensor, list[Tensor]]:
     states: list[Tensor] = []
-    state, inner, kept = in_place(x.contiguous()), x.shape[-1], len(parts) - 1
-    for w in factors[:kept]:
-        inner //= w.shape[1]
-        state = apply(state.reshape(-1, w.shape[1] * inner), [w], inner)
+    state, inner, first = in_place(x.contiguous()), x.shape[-1], 0
+    for count, _ in parts[:-1]:
+        part = factors[first : first + count]
+        columns = inner
+        inner //= math.prod(w.shape[1] for w in part)
+        state = apply(state.reshape(-1, columns), part, inner)
         states.append(state)
-    y = fused_chain(state.reshape(-1, inner), factors[kept:], None).reshape(*x.shape[:-1], -1)
+        first += count
+    y = fused_chain(state.reshape(-1, inner), factors[first:], None).reshape(*x.shape[:-1], -1)
     return y if bias is None else y + bias, states

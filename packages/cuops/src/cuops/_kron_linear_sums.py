@@ -35,6 +35,8 @@ class Parting(NamedTuple):
     most_sums: int
     tile: int = TILE
     most_terms: float = math.inf  # of larger gradients than a tile of TILE
+    large: float = math.inf  # gradients, whose sums are to have `least_of_large` terms
+    least_of_large: int = 0
 
 
 ALIGNED = 0  # 16 bits, in a gradient of whole vectors either way: the vendor's GEMM divides such sums itself
@@ -44,7 +46,7 @@ PARTINGS = {
     ALIGNED: Parting(0.6, 1500, 26_000),
     2: Parting(1.6, 0, 17_000),
     4: Parting(2.0, 0, 26_000),
-    8: Parting(1.05, 300, 26_000, tile=32, most_terms=1e5),
+    8: Parting(1.05, 300, 26_000, tile=32, most_terms=1e5, large=80 * 80, least_of_large=2500),
 }
 SHORTEST_PART, NEAR = 24, 4
 
@@ -58,7 +60,8 @@ def _parts(terms: int, o: int, i: int, kind: int) -> int:
     """Into how many equal parts to divide a sum along one axis, which one GEMM leaves to few multiprocessors."""
     by = PARTINGS[kind]
     wanted = min(terms / SHORTEST_PART, by.of_root * math.sqrt(terms / tiles(o, i, by.tile)))
-    if wanted < 2 or terms < by.least_terms or o * i > by.most_sums or (terms > by.most_terms and o * i > TILE * TILE):
+    least = by.least_terms if o * i < by.large else by.least_of_large
+    if wanted < 2 or terms < least or o * i > by.most_sums or (terms > by.most_terms and o * i > TILE * TILE):
         return 1
     most = min(wanted * NEAR, max(ROOM, terms * max(o, i)) / (o * i))
     near = [p for p in range(max(2, math.ceil(wanted / NEAR)), int(most) + 1) if terms % p == 0]
