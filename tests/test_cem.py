@@ -372,8 +372,14 @@ def test_early_stopping_and_callbacks(array):
 
 @pytest.mark.parametrize("name", ["every", "patience"])
 def test_early_stopping_refuses_less_than_a_step(name):
-    with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1, got 0"):
         EarlyStopping(**{"target": 0.0, name: 0})
+
+
+@pytest.mark.parametrize("name", ["target", "sigma", "tolerance"])
+def test_early_stopping_refuses_what_is_no_number(name):
+    with pytest.raises(TypeError, match=f"{name}: expected a number, got str"):
+        EarlyStopping(**{"target": 0.0, name: "1"})
 
 
 def test_early_stopping_needs_something_to_stop_for():

@@ -224,6 +224,7 @@ def refused(x, other):
         ("factors", ValueError, lambda: cuops.kron_linear(x, [])),
         ("factors", TypeError, lambda: cuops.kron_linear(x, other((2, 3, 4)))),
         ("factors", TypeError, lambda: cuops.kron_linear(x, None)),
+        ("factors", TypeError, lambda: cuops.kron_linear(x, {1, 2})),
         ("factors", ValueError, lambda: cuops.kron_linear(x, [w])),
         ("factors", ValueError, lambda: cuops.kron_linear(x, [v, v])),
         (r"factors\[1\]", ValueError, lambda: cuops.kron_linear(x, [w, other((4,))])),

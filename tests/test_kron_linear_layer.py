@@ -193,6 +193,7 @@ def test_a_weight_of_another_dtype_is_refused(dtype):
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.int64)),
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.complex64)),
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), device="meta", dtype=torch.int64)),
+        ("x", TypeError, lambda: KronLinear((2, 3), (2, 3))(torch.ones(6).numpy())),
         ("linear", TypeError, lambda: KronLinear.from_linear(torch.nn.Identity(), (2, 3), (2, 2))),
         ("in_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(7, 4), (2, 3), (2, 2))),
         ("out_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(6, 5), (2, 3), (2, 2))),

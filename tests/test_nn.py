@@ -141,6 +141,24 @@ def test_what_is_no_bias_and_what_is_no_tensor_is_refused():
         cuops.nn.RMSNorm(8)(torch.ones(2, 8).numpy())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("normalized_shape", 8.0, TypeError),
+        ("normalized_shape", "8", TypeError),
+        ("normalized_shape", (), ValueError),
+        ("normalized_shape", -1, ValueError),
+        ("eps", "a", TypeError),
+        ("eps", -1.0, ValueError),
+        ("weight_offset", None, TypeError),
+        ("dtype", torch.int32, TypeError),
+    ],
+)
+def test_a_module_of_wrong_arguments_is_not_made(name, value, error):
+    with pytest.raises(error, match=f"^{name}: expected"):
+        cuops.nn.RMSNorm(**{"normalized_shape": 8, name: value})
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant, device):
     module = cuops.nn.RMSNorm(8, device=device)

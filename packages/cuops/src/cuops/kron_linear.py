@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from . import _arguments, _backend, _dlpack, reference
@@ -60,7 +60,7 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
 
 def _matrices(factors: Iterable[Any]) -> list[Any]:
     """The factors as a list. One array with more dimensions is refused: what its first dimension is, is a guess."""
-    if hasattr(factors, "shape") or not isinstance(factors, Iterable):
+    if hasattr(factors, "shape") or isinstance(factors, Set) or not isinstance(factors, Iterable):
         raise TypeError(f"factors: expected a list of matrices, got {type(factors).__qualname__}")
     matrices = list(factors)
     if not matrices:

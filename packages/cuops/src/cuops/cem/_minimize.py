@@ -56,7 +56,8 @@ class EarlyStopping:
         tolerance: see patience.
         every: look every so many steps only: each look waits for the GPU.
 
-    Raises ValueError where there is nothing to stop for, or patience or every is less than 1.
+    Raises ValueError where there is nothing to stop for, or patience or every is less than 1; TypeError for what is no
+    number.
     """
 
     target: float | None = None
@@ -68,10 +69,12 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         if self.target is self.sigma is self.patience is None:
             raise ValueError("target, sigma, patience: expected at least one of them, got none")
+        for name in ("target", "sigma", "tolerance"):
+            if (value := getattr(self, name)) is not None:
+                _arguments.number(name, value)
         for name in ("patience", "every"):
-            steps = getattr(self, name)
-            if steps is not None and steps < 1:
-                raise ValueError(f"{name}: expected at least 1, got {steps}")
+            if (steps := getattr(self, name)) is not None:
+                _arguments.integer(name, steps, 1)
 
     def __call__(self, method: CrossEntropyMethod, history: History) -> bool:
         """Whether to stop."""

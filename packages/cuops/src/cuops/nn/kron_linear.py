@@ -28,7 +28,7 @@ class KronLinear(torch.nn.Module):
     `torch.nn.Linear`; that of one draw scatters around it, widely where there are many small factors.
 
     Raises:
-        TypeError: sizes are no sequence of integers, or the dtype is none of these.
+        TypeError: sizes are no sequence of integers, or the dtype is none of these; x is no tensor, when called.
         ValueError: there is no size, one is less than 1, or there are not as many of both kinds.
     """
 
@@ -65,6 +65,8 @@ class KronLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """y, ``(*, out_features)``, of x, ``(*, in_features)``."""
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"x: expected a torch.Tensor, got {type(x).__qualname__}")
         y: torch.Tensor = kron_linear(x, list(self.factors), self.bias)
         return y
 

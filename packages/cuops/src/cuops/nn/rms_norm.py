@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import _arguments
 from ..rms_norm import rms_norm
 
 EPS_OF_FLOAT32, EPS_OF_FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
@@ -33,8 +34,8 @@ class RMSNorm(torch.nn.RMSNorm):
     are ``(*, *normalized_shape)``.
 
     Raises:
-        TypeError: bias is no bool, as where device stands in its place; x is no tensor, when called.
-        ValueError: arguments are not as described, when called; the message names them.
+        TypeError: an argument is of another kind or dtype, as bias where device stands in its place; or x, when called.
+        ValueError: arguments are not as described, some of them only when called; the message names them.
     """
 
     def __init__(
@@ -49,8 +50,16 @@ class RMSNorm(torch.nn.RMSNorm):
     ) -> None:
         if not isinstance(bias, bool):  # PyTorch's module has no such argument, and device in its place
             raise TypeError(f"bias: expected True or False, got {bias}; pass device and dtype by name")
+        sizes = _arguments.sizes("normalized_shape", normalized_shape)
+        if not sizes or min(sizes) < 0:
+            raise ValueError(f"normalized_shape: expected at least one size, none below 0, got {sizes}")
+        if eps is not None:
+            _arguments.number("eps", eps, least=0)
+        _arguments.number("weight_offset", weight_offset)
+        if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
+            raise TypeError(f"dtype: expected float64, float32, float16 or bfloat16, got {dtype}")
         self.__dict__.update(weight_offset=weight_offset, _y_dtype=None, bias=None)  # reset_parameters reads them
-        super().__init__(normalized_shape, eps, elementwise_affine, device=device, dtype=dtype)
+        super().__init__(sizes, eps, elementwise_affine, device=device, dtype=dtype)
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype))
 
