@@ -1,5 +1,5 @@
-// Kronecker-factored linear layers of two factors of up to 64, the second one of up to 80, in float64: a warp finds 16 rows of
-// W1 X W2^T, with its rows of W1 in registers.
+// Kronecker-factored linear layers of two factors of up to 96 in float64: a warp finds 16 rows of W1 X W2^T, with its rows of W1 in
+// registers.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 #include "kron_doubles.cuh"
