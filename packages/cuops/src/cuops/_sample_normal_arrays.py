@@ -25,7 +25,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
     if low is not None or high is not None:
         low = np.broadcast_to(-np.inf, shape) if low is None else low
         high = np.broadcast_to(np.inf, shape) if high is None else high
-        low, high = inwards(low, dtype, np.inf), inwards(high, dtype, -np.inf)
+        low, high = rounded_inwards(low, dtype, True), rounded_inwards(high, dtype, False)
         _checks.bounds(bool((low < high).all()))
     if out is None:
         out = np.empty(sizes, dtype)
@@ -47,14 +47,14 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
     return out
 
 
-def inwards(bound: Any, dtype: Any, towards: float) -> Any:
-    """A bound in the result's dtype, rounded to where it still holds."""
+def rounded_inwards(bound: Any, dtype: Any, up: bool) -> Any:
+    """Arrays of bounds in a dtype, rounded to where they still hold."""
     import numpy as np
 
     with np.errstate(all="ignore"):
         rounded = bound.astype(dtype)
-        outside = rounded < bound if towards > 0 else rounded > bound
-        return np.where(outside, np.nextafter(rounded, np.asarray(towards, dtype)), rounded)
+        outside = rounded < bound if up else rounded > bound
+        return np.where(outside, np.nextafter(rounded, np.asarray(np.inf if up else -np.inf, dtype)), rounded)
 
 
 def sample_dlpack(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]

@@ -6,10 +6,13 @@ import math
 import numbers
 from typing import Any
 
-from .. import _arguments
+from .. import _arguments, _sample_normal_arrays
 from .._arguments import is_tensor
 from .._torch import torch
 from ._library import library_of
+
+if torch is not None:
+    from .. import _sample_normal_tensors
 
 
 def elites(value: Any, num_samples: int) -> int:
@@ -113,14 +116,14 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
     """Both as (problems, d) in the samples' dtype, rounded to where they still hold, or None; mu is within them."""
     if low is None and high is None:
         return None, None
-    xp = library_of(mu)
+    xp, by = library_of(mu), _sample_normal_tensors if is_tensor(mu) else _sample_normal_arrays
     limits, rounded = [], []
     for name, value, none in (("low", low, -math.inf), ("high", high, math.inf)):
         exact = like(name, none if value is None else value, mu)
         limits.append(together(name, exact, mu))
         if xp.isnan(limits[-1]).any():
             raise ValueError(f"{name}: expected numbers, got NaN")
-        rounded.append(_inwards(exact, dtype, name == "low"))
+        rounded.append(by.rounded_inwards(exact, dtype, name == "low"))
     if not (limits[0] < limits[1]).all():
         raise ValueError("low: expected less than high everywhere")
     if (mu < limits[0]).any() or (mu > limits[1]).any():
@@ -130,16 +133,6 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
     problems = math.prod(mu.shape[: mu.ndim - event_dims])
     first, last = (xp.broadcast_to(value, mu.shape).reshape(problems, -1) + 0 for value in rounded)
     return first, last
-
-
-def _inwards(bound: Any, dtype: Any, up: bool) -> Any:
-    if is_tensor(bound):
-        from .._sample_normal_tensors import rounded_inwards
-
-        return rounded_inwards(bound, dtype, up)
-    from .._sample_normal_arrays import inwards
-
-    return inwards(bound, dtype, math.inf if up else -math.inf)
 
 
 def dtype(value: Any, mu: Any) -> Any:
