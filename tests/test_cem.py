@@ -251,6 +251,26 @@ def test_bounds_between_which_no_sample_is_are_refused(array):
         CrossEntropyMethod(array([1.0], "float32"), 1.0, 500, low=0.9999, high=1.0001, dtype="float16")
 
 
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_a_shifted_plan_stays_within_the_bounds_of_each_step(array, options):
+    low, high = array([0.0, 0.0, 5.0, 0.0]), array([3.0, 3.0, 8.0, 3.0])
+    method = CrossEntropyMethod(
+        array([1.0, 1.0, 6.0, 1.0]), 0.5, 40, low=low, high=high, keep_elites=2, seed=1, **options
+    )
+    for steps in (1, 2):
+        method.tell(method.ask().sum(-1))
+        method.shift(steps)
+        for values in (method.mu, method.ask()):
+            assert (values >= low).all()
+            assert (values <= high).all()
+
+
+@pytest.mark.parametrize("color", [400.0, 1e5])
+def test_noise_of_any_color_has_its_variance(array, color):
+    x = on_host(CrossEntropyMethod(array([0.0] * 10), 1.0, 4000, color=color, seed=1).ask())
+    assert 0.9 < x.var() < 1.1
+
+
 def test_antithetic_samples_come_in_pairs(array):
     mu = array([1.0, -1.0])
     x = on_host(CrossEntropyMethod(mu, 1.0, 50, antithetic=True, seed=1).ask()) - on_host(mu)
@@ -368,6 +388,16 @@ def test_early_stopping_and_callbacks(array):
         == 21
     )
     assert minimize(sphere, array([2.0]), 1.0, steps=7).stopped_by is None
+
+
+def test_a_problem_without_finite_scores_does_not_get_better(array):
+    def half(x):
+        scores = sphere(x)
+        scores[1] = math.nan
+        return scores
+
+    rest = EarlyStopping(patience=5, tolerance=1e9, every=1)
+    assert minimize(half, array([[2.0], [2.0]]), 1.0, steps=50, callbacks=rest).steps == 6
 
 
 @pytest.mark.parametrize("name", ["every", "patience"])

@@ -240,16 +240,18 @@ class CrossEntropyMethod:
     def shift(self, steps: int = 1, sigma: Any = None) -> None:
         """For planning with a receding horizon, the first dimension of event: drops first steps, repeats the last one.
 
-        The kept elites move too; the best so far is forgotten, as it was of another problem. sigma is the standard
-        deviation to start the next plan with, by default as it is. May be captured in a CUDA graph.
+        The kept elites move too, and both stay within the bounds; the best so far is forgotten, as it was of another
+        problem. sigma is the standard deviation to start the next plan with, by default as it is. May be captured in a
+        CUDA graph.
         """
         horizon = self.event_shape[0]
         _arguments.integer("steps", steps, 0, horizon)
         sigma = self.sigma + 0 if sigma is None else _options.together("sigma", sigma, self.mu)
-        for rows in (self._state.mu, self._state.kept):
+        for rows in (self._state.mu[:, None], self._state.kept):
             by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
             moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
             by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
+            rows[...] = self._sampler.clipped(rows)
         self._restart(self.mu, sigma)
 
     def _restart(self, mu: Any, sigma: Any) -> None:

@@ -86,7 +86,7 @@ class EarlyStopping:
         if self.target is not None:
             rested.append(costs[-1] <= sign * self.target)
         if self.patience is not None and len(history) > self.patience:
-            rested.append(costs[-1 - self.patience] - costs[-1] <= self.tolerance)
+            rested.append(costs[-1 - self.patience] <= costs[-1] + self.tolerance)  # as infinities are, too
         return any(bool(there.all()) for there in rested)
 
 

@@ -23,7 +23,7 @@ def color_filter(horizon: int, beta: float) -> Any:
 
     frequencies = np.fft.rfftfreq(horizon)
     frequencies[0] = frequencies[min(1, len(frequencies) - 1)] or 1.0
-    response = np.fft.irfft(frequencies ** (-beta / 2), horizon)
+    response = np.fft.irfft((frequencies / frequencies[0]) ** (-beta / 2), horizon)
     response /= np.sqrt(np.square(response).sum())
     steps = np.arange(horizon)
     return response[(steps[:, None] - steps) % horizon]
@@ -57,6 +57,14 @@ class Sampler:
             first = population[:, :kept]
             first[...] = xp.where((there < state.kept_count[:, None])[..., None], state.kept, first)
 
+    def clipped(self, values: Any) -> Any:
+        """Values of every problem, (problems, n, d), within its bounds."""
+        low, high = self.limits
+        if low is None:
+            return values
+        xp = library_of(values)
+        return xp.minimum(xp.maximum(values, low[:, None]), high[:, None])
+
     def _normal(self, mu: Any, sigma: Any, num_samples: int, state: State, **options: Any) -> Any:
         seed = state.seed if is_tensor(mu) else int(state.clock[1])
         return sample_normal(mu, sigma, num_samples, antithetic=self.antithetic, seed=seed, **options)
@@ -73,7 +81,4 @@ class Sampler:
             noise = (self.filter @ noise.reshape(-1, horizon, noise.shape[-1] // horizon)).reshape(noise.shape)
             noise = noise * state.sigma[:, None]
         values = state.mu[:, None] + noise
-        low, high = self.limits
-        if low is not None:
-            values = xp.minimum(xp.maximum(values, low[:, None]), high[:, None])
-        population[...] = values
+        population[...] = self.clipped(values)
