@@ -49,7 +49,7 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         git(root, "tag", "-a", tag, "-m", f"cuops {tag[1:]}")
         if remote:
             git(root, "push", "--atomic", remote, "HEAD", f"refs/tags/{tag}")
-    except (ReleaseError, VersionError):
+    except BaseException:  # a key that is pressed, too
         if git(root, "tag", "--list", tag):
             git(root, "tag", "-d", tag)
         git(root, "reset", "--hard", before)  # the tree was clean: only this release's changes go

@@ -85,7 +85,18 @@ def prune(root: Path, keep: int) -> list[str]:
 
 
 def mirror(url: str, root: Path) -> None:
-    """Fetches the index published at `url` into an empty folder, each file checked; one that is not there is empty."""
+    """Fetches the index published at `url`, all or nothing, each file checked; one that is not there is empty."""
+    part = root.with_name(f"{root.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _fetch(url, part)
+    except requests.RequestException as error:
+        raise ReleaseError(f"{url}: {error}") from error
+    if part.exists():
+        part.rename(root)
+
+
+def _fetch(url: str, root: Path) -> None:
     page = requests.get(f"{url.rstrip('/')}/simple/{JSON_PAGE}", timeout=60)
     if page.status_code == requests.codes.not_found:
         return

@@ -23,8 +23,9 @@ def only_prose(paths: list[str]) -> bool:
 
 def plan(root: Path, base: str) -> dict[str, str]:
     """The outputs of the planning job. Where the base is not known everything is done."""
+    names = "diff", "--name-only", "--no-renames"  # or a renamed file has its new name alone
     try:
-        changed = git(root, "diff", "--name-only", f"{base}...HEAD").splitlines() if base.strip("0") else []
+        changed = git(root, *names, f"{base}...HEAD").splitlines() if base.strip("0") else []
     except VersionError:
         changed = []
     rows = list(table.read(root / "cuda.toml"))

@@ -12,8 +12,8 @@ from typing import Any
 
 Release = tuple[int, int, int]
 
-TAG = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
-HEADER = re.compile(r"(?P<type>breaking changes?|\w+)(?P<scope>\([^()\n]+\))?(?P<breaking>!)?: ?\S", re.IGNORECASE)
+TAG = re.compile(r"v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
+HEADER = re.compile(r"(?P<type>breaking changes?|\w+)(?P<scope>\([^()\n]+\))?(?P<breaking>!)?: *\S", re.IGNORECASE)
 BREAKING = re.compile(r"^(BREAKING[ -]CHANGE|Breaking changes?)(: | #)", re.MULTILINE)
 MAJOR, MINOR, PATCH = 0, 1, 2
 FIRST: Release = (0, 1, 0)

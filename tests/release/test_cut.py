@@ -104,3 +104,16 @@ def test_nothing_stays_behind_after_a_push_that_was_refused(clone, fault):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
     assert not (clone / "CHANGELOG.md").exists()
+
+
+def test_nothing_stays_behind_after_an_interrupt(clone, monkeypatch):
+    def interrupted(root, *arguments):
+        if arguments[0] == "push":
+            raise KeyboardInterrupt
+        return git(root, *arguments)
+
+    monkeypatch.setattr(cut, "git", interrupted)
+    before = state(clone)
+    with pytest.raises(KeyboardInterrupt):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from cuops_build.version import git
 
 from release import ReleaseError, cut, github, plan
 
@@ -32,6 +34,23 @@ RESULTS = {
 )
 def test_only_prose_spares_the_wheels(paths, expected):
     assert plan.only_prose(paths) is expected
+
+
+def test_code_that_became_prose_does_not_spare_the_wheels(tmp_path):
+    for path in ("cuda.toml", "build_backend/cuops_build/table.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    for arguments in (
+        ("init", "--quiet"),
+        ("config", "user.name", "A test"),
+        ("config", "user.email", "test@localhost"),
+        ("add", "."),
+        ("commit", "--quiet", "-m", "chore: start"),
+        ("mv", "build_backend/cuops_build/table.py", "notes.md"),
+        ("commit", "--quiet", "-m", "chore: rename"),
+    ):
+        git(tmp_path, *arguments)
+    assert plan.plan(tmp_path, "HEAD~1")["code"] == "true"
 
 
 @pytest.mark.parametrize("base", ["", "0" * 40, "no-such-commit"])

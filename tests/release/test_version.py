@@ -18,8 +18,8 @@ MESSAGES = {
     'Revert "feat: a"': "patch", "Merge branch 'x'": "patch", "no convention at all": "patch", "feature-like: a": "patch",
     "fixup! feat: a": "patch", "feat : a": "patch", "fix: a\n\nno BREAKING CHANGE: here": "patch", "fix: BREAKING CHANGE": "patch",
     "feat: a": "minor", "feat(cem): a": "minor", "feature: a": "minor", "feature(cem): a": "minor", "FEAT: a": "minor",
-    "feat:a": "minor",
-    "feat!: a": "major", "fix(rms_norm)!: a": "major", "chore!: a": "major", "feature!: a": "major",
+    "feat:a": "minor", "feat:  a": "minor", 'fix: handle "error!: a"': "patch", "fixup! feat!: a": "patch", 'Revert "feat!: a"': "patch",
+    "feat!: a": "major", "feat!:  a": "major", "fix(a)!:a": "major", "feat: a!: b": "minor", "fix(rms_norm)!: a": "major", "chore!: a": "major", "feature!: a": "major",
     "Breaking changes: a": "major", "breaking change: a": "major", "Breaking changes(nn): a": "major",
     "fix: a\n\nBREAKING CHANGE: b": "major", "fix: a\n\nBREAKING-CHANGE: b": "major", "docs: a\n\nBreaking changes: b": "major",
     "fix: a\n\nWhy so.\n\nReviewed-by: Z\nBREAKING CHANGE: b": "major", "fix: a\n\nWhy so.\nBREAKING CHANGE: b\nand more": "major",
@@ -68,6 +68,28 @@ def test_git_cliff_bumps_as_we_do(repository: Repository, tag: str | None):
         cliff = subprocess.run(command, cwd=repository.path, capture_output=True, text=True, check=True).stdout.strip()
         assert cliff.removeprefix("v") == ".".join(map(str, version.read(repository.path).next)), message
         repository.git("branch", "--move", "--force", "done")
+
+
+def test_the_changelog_lists_as_breaking_what_the_version_takes_for_it(repository: Repository):
+    shutil.copy(ROOT / "cliff.toml", repository.path)
+    repository.commit("chore: start")
+    repository.git("tag", "v1.0.0")
+    for message, change in MESSAGES.items():
+        repository.commit(message)
+        command = ["git-cliff", "--offline", "--unreleased"]
+        changelog = subprocess.run(command, cwd=repository.path, capture_output=True, text=True, check=True).stdout
+        assert ("### Breaking changes" in changelog) == (change == "major"), message
+        repository.git("reset", "--quiet", "--hard", "v1.0.0")
+        shutil.copy(ROOT / "cliff.toml", repository.path)
+
+
+@pytest.mark.parametrize("tag", ["v2024.01.05", "v1.2.\u0663", "v01.3.0"])
+def test_other_tags_are_no_releases(repository: Repository, tag: str):
+    repository.commit(FIX)
+    repository.git("tag", "v1.2.3")
+    repository.git("tag", tag)
+    assert version.read(repository.path).version == "1.2.3"
+    assert repository.commit(FIX) == "1.2.4.dev1"
 
 
 def test_the_largest_change_decides_and_the_distance_counts(repository: Repository):
