@@ -3,7 +3,9 @@
 
 #include <tvm/ffi/function.h>
 
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "host/error.h"
@@ -72,6 +74,7 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
     p.rstd = data_of(*rstd);
   }
   if (p.rows == 0) return;
+  if (p.rows > INT32_MAX) raise("ValueError", "x: expected at most 2147483647 rows, got " + std::to_string(p.rows));
   p.x = rows_of(x, "x");
   p.y = rows_of(y, "y");
   const int device = x.device().device_id;

@@ -163,6 +163,24 @@ def test_failing_launch_of_a_driver_whose_graphs_have_no_overlap(installation: I
     assert "cuLaunchKernel failed with CUDA_ERROR_LAUNCH_FAILED" in message
 
 
+def test_more_rows_than_a_launch_has_are_refused(installation: Installation, driver: Path):
+    done = installation.run(
+        """
+        from cuops import _backend
+        library = _backend.library()
+        x, y = (library.empty([1 << 31, 1], "float16", 0) for _ in range(2))  # which nobody touches
+        try:
+            library.rms_norm_fwd(y, None, None, x, None, None, None, 1e-6, 0.0)
+        except ValueError as error:
+            assert "x: expected at most 2147483647 rows, got 2147483648" in str(error), error
+        else:
+            raise SystemExit("no error")
+        """,
+        LIBRARIES=driver,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_failing_launch_of_many_chunks_leaves_nothing_behind(installation: Installation, driver: Path):
     done = installation.run(
         """

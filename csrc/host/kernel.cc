@@ -123,15 +123,15 @@ int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape) {
   static std::map<std::tuple<CUfunction, unsigned, unsigned, unsigned>, int> known;
   const std::lock_guard<std::mutex> lock(mutex);
   const CUfunction function = kernel.on(device);
-  const auto [found, is_new] = known.try_emplace({function, shape.cluster, shape.block_x, shape.shared_bytes}, 0);
-  if (is_new) {
-    const ContextGuard context(device);
-    LaunchShape one = shape;
-    one.blocks = shape.cluster;
-    const Configuration launch(one, false, nullptr);
-    check(driver().OccupancyMaxActiveClusters(&found->second, function, &launch.config), "cuOccupancyMaxActiveClusters");
-  }
-  return found->second;
+  const std::tuple key(function, shape.cluster, shape.block_x, shape.shared_bytes);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  const ContextGuard context(device);
+  LaunchShape one = shape;
+  one.blocks = shape.cluster;
+  const Configuration launch(one, false, nullptr);
+  int at_once = 0;
+  check(driver().OccupancyMaxActiveClusters(&at_once, function, &launch.config), "cuOccupancyMaxActiveClusters");
+  return known[key] = at_once;
 }
 
 TensorMap matrices_map(const Rows& x, DType dtype, bool tf32, std::int64_t count, int rows, int columns, int box_rows) {

@@ -66,8 +66,8 @@ def rms_norm(
 
     Raises:
         TypeError: an argument is of a kind or dtype that is not listed here.
-        ValueError: shapes, devices or the dtypes of x, residual and out do not go together, or eps is not finite or is
-            negative.
+        ValueError: shapes, devices or the dtypes of x, residual and out do not go together, eps is not finite or is
+            negative, or an array on a GPU has more than 2147483647 rows.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
