@@ -130,6 +130,7 @@ def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
     (root / "files/cuops-0.2.0.dev3-py3-none-any.whl").write_bytes(b"not that wheel")
     with pytest.raises(ReleaseError, match="not the file that its page describes"):
         index.mirror(url, tmp_path / "another")
+    assert index.projects(tmp_path / "another") == {}
     (root / "files/cuops-0.2.0.dev3-py3-none-any.whl").unlink()
     with pytest.raises(ReleaseError, match="404"):
         index.mirror(url, tmp_path / "another")

@@ -1,0 +1,52 @@
+"""Samples of the Cross-Entropy Method stay within bounds, however they are drawn and rounded."""
+
+import numpy as np
+import pytest
+from cem_problems import on_host, sphere
+from cuops.cem import CrossEntropyMethod
+
+
+def test_samples_keep_bounds_without_piling_up_on_them(array):
+    method = CrossEntropyMethod(array([0.1, 0.9]), 1.0, 500, low=0.0, high=array([1.0, 2.0]), seed=1)
+    for _ in range(3):
+        x = on_host(method.ask())
+        assert (x >= 0).all()
+        assert (x <= [1, 2]).all()
+        assert len(np.unique(x)) == x.size
+        method.tell(array(sphere(x).tolist()))
+
+
+@pytest.mark.parametrize("options", [{"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_dependent_samples_are_clipped_to_bounds(array, options):
+    method = CrossEntropyMethod(array([0.1, 0.9]), 1.0, 500, low=0.0, high=array([1.0, 2.0]), seed=1, **options)
+    x = on_host(method.ask())
+    assert x.min() == 0
+    assert (x.max(0) == [1, 2]).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_no_rounding_leads_past_a_bound(array, options):
+    mu = array([0.0, 0.0], "float32")
+    for dtype in ("float32", "float16") if isinstance(mu, np.ndarray) else ("float32", "float16", "bfloat16"):
+        x = on_host(CrossEntropyMethod(mu, 1.0, 500, low=-0.1, high=0.3, dtype=dtype, seed=1, **options).ask())
+        assert -0.1 <= x.min().astype(float) < -0.09
+        assert 0.29 < x.max().astype(float) <= 0.3
+
+
+def test_bounds_between_which_no_sample_is_are_refused(array):
+    with pytest.raises(ValueError, match="low: expected less than high everywhere in the samples' dtype"):
+        CrossEntropyMethod(array([1.0], "float32"), 1.0, 500, low=0.9999, high=1.0001, dtype="float16")
+
+
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_a_shifted_plan_stays_within_the_bounds_of_each_step(array, options):
+    low, high = array([0.0, 0.0, 5.0, 0.0]), array([3.0, 3.0, 8.0, 3.0])
+    method = CrossEntropyMethod(
+        array([1.0, 1.0, 6.0, 1.0]), 0.5, 40, low=low, high=high, keep_elites=2, seed=1, **options
+    )
+    for steps in (1, 2):
+        method.tell(method.ask().sum(-1))
+        method.shift(steps)
+        for values in (method.mu, method.ask()):
+            assert (values >= low).all()
+            assert (values <= high).all()
