@@ -16,9 +16,10 @@ struct Times {
 // By the size of tiles; in 16 bits and as TF32; in float32.
 constexpr Times k64[] = {{6.2, 0.4}, {6.8, 0.45}}, k128[] = {{10, 1.75}, {13, 3.1}}, k96 = {6.8, 1.2};
 constexpr Times kHalves[] = {{8.2, 1}, {9.4, 1.5}};  // of samples that two blocks share
-// Where rows are no whole vectors, in 16 bits; and for an element of such a factor, and of a sample's results, in words or alone.
-constexpr Times kOdd64 = {8.5, 0.4}, kOdd128 = {12, 1.75};
-constexpr double kOddFactor = 0.3e-3, kInWords = 0.14e-3, kAlone = 0.31e-3;
+// Where rows are no whole vectors, in 16 bits, by the size of tiles; and for an element of such a factor, by that size, and of a
+// sample's results, in words or alone.
+constexpr Times kOdd[] = {{8.6, 0.4}, {12.4, 1.75}};
+constexpr double kOddFactor[] = {0.03e-3, 0.2e-3}, kInWords = 0.14e-3, kAlone = 0.31e-3;
 constexpr Times kF32[] = {{6.4, 0.9}, {10.2, 3.3}, {12, 5.4}}, kColumnsF32 = {7.7, 0.6};
 constexpr Times kHalvesF32 = {7.5, 4.5}, kQuartersF32 = {7.3, 3.6};  // of samples that blocks share
 constexpr double kBytes = 35e3;                                      // of device memory
@@ -83,19 +84,20 @@ KronGroup plan_short(const KronProblem& problem, std::int64_t most, std::int64_t
 // In 16 bits, where rows of x or y are no whole vectors.
 KronGroup plan_odd(const KronProblem& problem, std::int64_t most, std::int64_t blocks, const KronDevice& device) {
   KronGroup group(problem);
-  const int size = most <= 64 ? 64 : kWideMost;
+  const bool is_128 = most > 64;
+  const int size = is_128 ? kWideMost : 64;
   if (wide_odd_bytes(size) > device.shared_bytes) return group;
   constexpr const char* kSource = "kron_linear_wide";
   static Kernel f16[] = {{kSource, "kron_wide_64_f16_odd"}, {kSource, "kron_wide_128_f16_odd"}},
                 bf16[] = {{kSource, "kron_wide_64_bf16_odd"}, {kSource, "kron_wide_128_bf16_odd"}};
-  group.kernel = &(problem.dtype == kFloat16 ? f16 : bf16)[size == kWideMost];
+  group.kernel = &(problem.dtype == kFloat16 ? f16 : bf16)[is_128];
   KronWideParams& p = group.params.emplace<KronWideParams>();
   p.rows = problem.rows;
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(wide_threads(size) + kWideCopyThreads), 1, 1,
                  static_cast<unsigned>(wide_odd_bytes(size))};
-  Times time = size == 64 ? kOdd64 : kOdd128;
+  Times time = kOdd[is_128];
   for (const KronSize& factor : problem.sizes)
-    if (factor.in % 8 != 0) time.start += kOddFactor * static_cast<double>(factor.out * factor.in);
+    if (factor.in % 8 != 0) time.start += kOddFactor[is_128] * static_cast<double>(factor.out * factor.in);
   time.products += (problem.sizes[1].out % 2 ? kAlone : kInWords) * problem.out();
   return finish(group, problem, time, problem.rows, blocks);
 }
