@@ -59,6 +59,22 @@ def test_image_for_a_compute_capability(
     assert loads(log) == [f"library {image}"]
 
 
+@pytest.mark.parametrize(("capability", "largest"), [(80, 1), (90, 16), (103, 16), (110, 8), (120, 8)])
+def test_clusters_are_no_larger_than_a_compute_capability_has(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, largest: int
+):
+    log = tmp_path / "log"
+    code = """
+        import cuops, numpy
+        for dtype in ("float32", "float64"):
+            for lead in (0, 1):  # rows that are whole vectors, and rows that are not
+                cuops.rms_norm(numpy.ones((2, (1 << 20) + lead), dtype))
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
+    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
+    assert {int(line.rsplit(maxsplit=1)[1]) for line in launches} == {largest}
+
+
 def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):
     log = tmp_path / "log"
     run(installation, LIBRARIES=old_driver, STAND_IN_LOG=log)

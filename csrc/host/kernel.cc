@@ -54,7 +54,7 @@ CUfunction Kernel::load(int device) {
   int own = 0;
   check(d.FuncGetAttribute(&own, kStaticSharedBytes, function), "cuFuncGetAttribute");
   check(d.FuncSetAttribute(function, kMaxDynamicSharedBytes, properties(device).shared_bytes - own), "cuFuncSetAttribute");
-  if (hardware(source_.c_str(), device).clusters)
+  if (hardware(source_.c_str(), device).largest_cluster > 8)
     check(d.FuncSetAttribute(function, kNonPortableClusters, 1), "cuFuncSetAttribute");
   loaded_[device].store(function, std::memory_order_release);
   return function;
@@ -74,8 +74,10 @@ const Hardware& hardware(const char* source, int device) {
     const Image& image = choose_image(source, capability);
     const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
     const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
-    const Hardware hardware{capability, tuned, image.cuda, device_properties.multiprocessors, device_properties.shared_bytes,
-                            clusters};
+    // Beyond Hopper and data centers' Blackwell, clusters end at the portable size.
+    const unsigned largest_cluster = !clusters ? 1 : capability < 110 ? 16 : 8;
+    const Hardware hardware{capability,     tuned, image.cuda, device_properties.multiprocessors, device_properties.shared_bytes,
+                            largest_cluster};
     found = known.emplace(std::make_pair(source, device), hardware).first;
   }
   last_asked = {source, device};

@@ -35,7 +35,7 @@ class Kernel {
 struct LaunchShape {
   unsigned blocks;
   unsigned block_x, block_y = 1;
-  unsigned cluster = 1;  // blocks that share memory; more than 1 only where Hardware::clusters
+  unsigned cluster = 1;  // blocks that share memory; up to Hardware::largest_cluster
   unsigned shared_bytes = 0;
   bool overlaps = false;  // may be launched while the kernel before it ends, and waits for it itself (griddepcontrol)
 };
@@ -46,8 +46,10 @@ struct Hardware {
   int tuned;       // CUOPS_TUNED of its code (device/tuned.cuh)
   int cuda;        // 121: its code is of the compiler of CUDA 12.1
   int multiprocessors;
-  int shared_bytes;  // that a block may have
-  bool clusters;     // whether blocks of a cluster can work together in kernels of this source
+  int shared_bytes;          // that a block may have
+  unsigned largest_cluster;  // blocks that can work together in kernels of this source; 1 without clusters
+
+  bool clusters() const { return largest_cluster > 1; }
 };
 const Hardware& hardware(const char* source, int device);  // source: a literal
 

@@ -12,7 +12,7 @@ namespace cuops {
 
 KronDevice kron_device(int device) {
   const Hardware& hw = hardware("kron_linear", device);
-  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024, hw.clusters};
+  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024, hw.clusters()};
 }
 
 namespace {

@@ -79,10 +79,11 @@ struct HeldRow {
   // longer. 0, where that would take longer still.
   unsigned blocks_for_all(const Problem& p, const Hardware& hw) const {
     const bool aligned = p.starts == kAligned;
-    if (!hw.clusters || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads ? 1 : 0;
+    if (!hw.clusters() || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads ? 1 : 0;
     const std::int64_t all = p.rows * (aligned ? vectors : vectors + 14);  // single elements take about as long as so many vectors
     if (p.rows <= 64 && all <= 576) return 1;
-    return is_long || all > 9 << 10 ? 0 : all <= 3 << 10 ? 8 : 16;
+    if (is_long || all > 9 << 10) return 0;
+    return all <= 3 << 10 ? 8 : hw.largest_cluster >= 16 ? 16 : 0;
   }
 };
 
@@ -132,7 +133,7 @@ Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardwar
   // Blocks that have many rows are best alone. Else several blocks a multiprocessor hide each other's sums, up to clusters of 8;
   // more blocks than that where rows are few.
   const bool phased = p.starts != kAligned;
-  const std::int64_t vectors_each = kWideVectors * (phased ? 128 : 160), most = hw.clusters ? 16 : 1;
+  const std::int64_t vectors_each = kWideVectors * (phased ? 128 : 160), most = hw.largest_cluster;
   const bool alone = !phased && vectors <= kWideVectors * kWideThreads && p.rows >= 16 * hw.multiprocessors;
   LaunchShape shape{0, 1, 1, 1, 0, true};
   while (shape.cluster < most && ((shape.cluster < 8 && !alone && vectors > vectors_each * shape.cluster) ||
@@ -229,7 +230,7 @@ LaunchShape short_rows_shape(const Problem& p) {
 LaunchShape long_rows_shape(const Problem& p, const Hardware& hw) {
   const unsigned threads = p.n > 32768 ? 512 : p.n > 2048 ? 256 : 128;
   unsigned cluster = 1;
-  while (hw.clusters && cluster < 16 && threads * 16 * cluster < p.n && p.rows * cluster <= hw.multiprocessors) cluster *= 2;
+  while (cluster < hw.largest_cluster && threads * 16 * cluster < p.n && p.rows * cluster <= hw.multiprocessors) cluster *= 2;
   return {static_cast<unsigned>(p.rows) * cluster, threads, 1, cluster, 0, true};
 }
 
@@ -335,7 +336,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
 
 RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
-  const std::int64_t vectors = vectors_of(p), clusters = hw.clusters ? 16 : 1;
+  const std::int64_t vectors = vectors_of(p), clusters = hw.largest_cluster;
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
   if (p.common && p.rows == 1) {
@@ -347,12 +348,12 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
       return plan_parts(p, vectors, hw);
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
-  if (in_one && hw.tuned == 90 && hw.clusters && better_at_once(p, hw)) return plan_at_once(p);
+  if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) return plan_at_once(p);
   if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, device, hw);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
-  if (in_one && hw.clusters && vectors > 640 && vectors <= most_wide)
+  if (in_one && hw.clusters() && vectors > 640 && vectors <= most_wide)
     most_few = size_of(p.dtype) == 4 ? 16 : p.starts == kAligned ? 128 : 64;
   const bool few = p.rows > 1 && p.rows <= most_few && (p.rows * p.n <= 1 << 22 || vectors > most_wide);
   // Rows that no cluster holds have parts on all multiprocessors.

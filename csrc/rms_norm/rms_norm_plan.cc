@@ -134,19 +134,19 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   if (problem.aligned && !is_double && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
     return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   // A few rows have several multiprocessors each.
-  if (problem.aligned && !is_double && hw.clusters && rows <= 16 && 1024 < packs && packs <= 4096)
+  if (problem.aligned && !is_double && hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
     return Found(kMiddle, resident_shape(rows, packs, 4, 128));
   // Blocks that have a row alone are faster than clusters once there are many for each multiprocessor.
   if (problem.aligned && problem.width() == 8 && hw.capability == 90 && 2048 < packs && packs <= 4096 &&
-      (rows >= 20 * hw.multiprocessors || !hw.clusters)) {
-    if (hw.clusters && is_bfloat16 && 3000 < packs && packs <= 3072) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
+      (rows >= 20 * hw.multiprocessors || !hw.clusters())) {
+    if (hw.clusters() && is_bfloat16 && 3000 < packs && packs <= 3072) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
     return Found(kLate, resident_shape(rows, packs, 8, 512));
   }
-  if (problem.aligned && packs <= 2048 * (!hw.clusters ? 1 : is_double ? 16 : 2)) {
+  if (problem.aligned && packs <= 2048 * (is_double ? hw.largest_cluster : std::min(hw.largest_cluster, 2u))) {
     // Between, its blocks have fewer threads, and no room for more blocks.
     if (is_double || packs <= 2048 || packs > 3840 || rows <= 256) return Found(kWide, resident_shape(rows, packs, 8, 256));
   }
-  if (problem.aligned && !is_double && hw.clusters && packs <= 65536) {
+  if (problem.aligned && !is_double && hw.clusters() && packs <= 4096 * hw.largest_cluster) {
     const auto [stay, at_once] = stay_shape(problem, device);
     // A few more rows than that do not wait for those.
     if (hw.capability == 90 && 16384 < packs && packs <= 32768 && at_once < rows && 3 * rows <= 4 * at_once) {
@@ -182,12 +182,12 @@ std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, co
   const bool is_long = problem.common && !problem.residual && problem.alike && hw.tuned && problem.dtype != kFloat64;
   const Variant variant = is_long ? kLong : problem.aligned ? kVectors : kAny;
   const std::int64_t items = variant == kAny ? problem.n : problem.packs();
-  unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.clusters ? 16u : 1u);
+  unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.largest_cluster);
   // A few rows have several multiprocessors each, and very few all of their shared memory: of clusters with one block a
   // multiprocessor, the GPU runs few at once.
-  while (is_long && hw.clusters && cluster < 16 && items > 1024 * cluster && 2 * problem.rows * cluster <= hw.multiprocessors)
+  while (is_long && cluster < hw.largest_cluster && items > 1024 * cluster && 2 * problem.rows * cluster <= hw.multiprocessors)
     cluster *= 2;
-  const bool few = is_long && hw.clusters && problem.rows * cluster <= hw.multiprocessors;
+  const bool few = is_long && hw.clusters() && problem.rows * cluster <= hw.multiprocessors;
   const unsigned threads = std::max(32u, std::min(threads_for(items, (few ? 2 : 8) * cluster), 512u));
   const std::int64_t each = std::max<std::int64_t>((items + threads * cluster - 1) / (threads * cluster), 1);
   const std::int64_t most = std::min(hw.shared_bytes - 4096, few && problem.rows <= 4 ? 220 << 10 : 72 << 10) / (16 * threads);

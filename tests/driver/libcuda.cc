@@ -92,9 +92,9 @@ void rms_norm_fwd(const RmsNormFwdParams& p, DType dtype) {
   }
 }
 
-int run(const void* function, void** arguments, unsigned blocks, const char* how) {
+int run(const void* function, void** arguments, unsigned blocks, const char* how, unsigned cluster = 1) {
   const char* name = static_cast<const char*>(function);
-  log("%s %s device %d blocks %u\n", how, name, depth ? stack[depth - 1]->device : -1, blocks);
+  log("%s %s device %d blocks %u cluster %u\n", how, name, depth ? stack[depth - 1]->device : -1, blocks, cluster);
   if (depth == 0) return kInvalidContext;
   const auto& params = *static_cast<const RmsNormFwdParams*>(arguments[0]);
   if (strncmp(name, "rms_norm_fwd_f32_", 17) == 0) rms_norm_fwd(params, cuops::kFloat32);
@@ -273,8 +273,16 @@ DRIVER(cuStreamSynchronize, void*) {
 DRIVER(cuThreadExchangeStreamCaptureMode, int*) { return 0; }
 
 #ifndef BEFORE_CUDA_12
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  unsigned value[16];
+};
 struct LaunchConfig {
-  unsigned grid[3];
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
 };
 DRIVER(cuLibraryLoadData, void** library, const void* image, void*, void**, unsigned, void*, void**, unsigned) {
   MAY_FAIL;
@@ -292,6 +300,9 @@ DRIVER(cuKernelGetFunction, void** function, void* kernel) {
 }
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
   MAY_FAIL;
-  return run(function, arguments, config->grid[0], "launch");
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < config->attribute_count; ++i)
+    if (config->attributes[i].id == 4) cluster = config->attributes[i].value[0];
+  return run(function, arguments, config->grid[0], "launch", cluster);
 }
 #endif

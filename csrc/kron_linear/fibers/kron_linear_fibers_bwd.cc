@@ -17,7 +17,6 @@ namespace {
 constexpr double kStart = 9000;  // ns, of two launches
 constexpr double kLoad = 1500;   // cycles until a tile is there
 constexpr double kAddUp = 1500;  // cycles until the lanes of a warp have added up a larger factor's gradient
-constexpr int kMostBlocks = 16;  // of a cluster
 
 // Where shared memory has what, behind the weights: their transposes, the states, what the end of the launch takes, and the sums of
 // each warp. Returns its elements.
@@ -87,7 +86,7 @@ std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows
     problem.inner = inner;
     problem.sizes = sizes;
     KronFibersPlan plan;
-    for (int together = hardware("kron_linear_fibers_bwd", device).clusters ? kMostBlocks : 1;; together /= 2) {
+    for (int together = hardware("kron_linear_fibers_bwd", device).largest_cluster;; together /= 2) {
       const KronFibersKernel kernel{true, kFibersThreadsBwd, together, 2, kStart, kLoad, shared_elements, add_steps};
       plan = plan_tiles(problem, kron_device(device), kernel);
       // Where blocks have much shared memory, some GPUs have no place for so many side by side.

@@ -17,7 +17,7 @@ constexpr double kShallow = 16, kShallowTile = 0.36;   // such a sum, of which t
 constexpr double kSingles = 350;                       // ns, where elements move one by one
 constexpr double kPass = 1.5;                          // of what shared memory holds of a sum, but for the first time
 constexpr double kShared[] = {0, 1.1, 1.7, 2.4, 3.5};  // of a sum by 1, 2, 4, 8 or 16 blocks
-constexpr int kMostLog = 4, kLeast = 32;               // of these; elements of a sum, in each
+constexpr int kLeast = 32;                             // elements of a sum, in each of these
 constexpr double kIdle = 0.7;                          // tiles of a multiprocessor that take no time beside the first
 
 struct Sizes {
@@ -111,12 +111,12 @@ KronProduct along_axis(const KronProductProblem& p, const KronProductArray& to, 
 
 }  // namespace
 
-KronProductPlan plan_product_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, bool clusters,
+KronProductPlan plan_product_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, unsigned most_splits,
                                  const KronDevice& device) {
   KronProductPlan best;
   if (device.tuned != 90 || !fits(problem) || !(needs_dx || needs_dw)) return best;
   const std::int64_t columns = problem.rows * problem.inner;
-  for (int log = 0; log == 0 || (needs_dw && clusters && log <= kMostLog && columns >> log >= kLeast); ++log) {
+  for (int log = 0; log == 0 || (needs_dw && 1u << log <= most_splits && columns >> log >= kLeast); ++log) {
     Launch launch{problem.dtype};
     if (needs_dw) launch.add({problem.out, problem.in, columns}, log);
     if (needs_dx) launch.add(sizes_of(transposed(problem)), 0);

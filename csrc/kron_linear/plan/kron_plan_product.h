@@ -20,12 +20,12 @@ struct KronProductArray {
   std::int64_t stride;
 };
 
-// The parts of the sums of dw, and the predicted time of a launch: infinite where there is no kernel.
+// The parts of the sums of dw, up to so many, and the predicted time of a launch: infinite where there is no kernel.
 struct KronProductPlan {
   int splits = 1;
   double nanoseconds = INFINITY;
 };
-KronProductPlan plan_product_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, bool clusters,
+KronProductPlan plan_product_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, unsigned most_splits,
                                  const KronDevice& device);
 
 // What is launched: y, dx from dy, and dw.

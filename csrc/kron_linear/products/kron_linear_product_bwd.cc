@@ -22,8 +22,8 @@ struct Plans {
   double nanoseconds() const { return std::min(product.nanoseconds, dots); }
 };
 Plans plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, int device) {
-  const bool clusters = hardware("kron_linear_product", device).clusters;
-  return {plan_product_bwd(problem, needs_dx, needs_dw, clusters, kron_device(device)),
+  const unsigned most_splits = hardware("kron_linear_product", device).largest_cluster;
+  return {plan_product_bwd(problem, needs_dx, needs_dw, most_splits, kron_device(device)),
           plan_dots_bwd(problem, needs_dx, needs_dw, kron_device(device))};
 }
 

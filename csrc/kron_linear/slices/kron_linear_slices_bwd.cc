@@ -141,7 +141,7 @@ std::shared_ptr<const SlicesPlan> cached_plan(DType dtype, std::int64_t rows, co
     const KronDevice facts = kron_device(device);
     const Hardware& hw = hardware("kron_linear_slices_bwd", device);
     if (hw.tuned != 90 || sizes.size() < 2 || sizes.size() > kSlicesFactors) return best;
-    for (int groups_log = 0; groups_log <= (hw.clusters ? kMostGroupsLog : 0) && 1 << groups_log <= rows; ++groups_log) {
+    for (int groups_log = 0; groups_log <= (hw.clusters() ? kMostGroupsLog : 0) && 1 << groups_log <= rows; ++groups_log) {
       for (int threads_log = 7; threads_log <= kSlicesMostLogBwd; ++threads_log) {
         SlicesPlan plan = evaluate(dtype, rows, sizes, groups_log, threads_log, facts);
         if (plan.nanoseconds < best.nanoseconds) best = std::move(plan);
