@@ -13,6 +13,8 @@ from cuops._bench import OPERATORS, report
 from cuops._bench.case import DTYPES, available
 from cuops._bench.timing import timer
 
+from . import cem
+
 ON_REQUEST = ("grid", "at_random", "plan")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
 
@@ -30,7 +32,8 @@ def _part(text: str) -> tuple[int, int]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    own = "cem, the Cross-Entropy Method, has options of its own: cem --help"
+    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=own)
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("sections", nargs="*", help="what to run; by default all but grids, at_random and the plan")
     made.add_argument("--shapes", nargs="+", type=_shape, metavar="32768x4096", help="instead of the standard ones")
@@ -47,7 +50,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the sections one by one; what is measured by then is on the disk when a later one fails."""
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["cem"]:
+        return cem.main(given[1:])
+    options = parser().parse_args(given)
     benchmark = importlib.import_module(f"benchmarks.{options.operator}")
     names = options.sections or [name for name in benchmark.SECTIONS if name not in ON_REQUEST]
     unknown = set(names) - benchmark.SECTIONS.keys()

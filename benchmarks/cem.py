@@ -1,6 +1,6 @@
 """A step of the Cross-Entropy Method (ask, a cheap score, tell) beside plain PyTorch, torch.compile and EvoTorch.
 
-python -m benchmarks.cem [--quick] [--output FOLDER]
+python -m benchmarks cem [--quick] [--output FOLDER]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from cuops._bench import report
+from cuops._bench.case import why
 from cuops._bench.timing import timer
 from cuops.cem import CrossEntropyMethod
 
@@ -82,31 +83,31 @@ def measure(case: tuple[int, int, int], clock: Any, device: str) -> dict[str, An
     for name, make in IMPLEMENTATIONS.items():
         try:
             results[name] = {"call_us": clock.host(lambda make=make: make(*case, device), 100)}
-            results[name]["replay_us"] = clock.kernel(lambda make=make: make(*case, device), 20)
+            results[name]["us"] = clock.kernel(lambda make=make: make(*case, device), 20)
         except Exception as error:  # a peer may lack a case, or refuse to be captured
-            results.setdefault(name, {})["failure"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return {"shape": case, "results": results}
+            results.setdefault(name, {})["failure"] = why(error)
+    return {"kind": "step", "shape": case, "dtype": "float32", "results": results}
 
 
 def table(records: list[dict[str, Any]]) -> str:
     """Times, and how many times as long as cuops each takes."""
-    lines = [f"{'problems x population x d':>26} {'':>14} {'replay':>10} {'call':>10}"]
+    rows, notes = [], []
     for record in records:
-        mine = record["results"]["cuops"]
+        mine, shape = record["results"]["cuops"], "x".join(map(str, record["shape"]))
         for name, result in record["results"].items():
             cells = []
-            for key in ("replay_us", "call_us"):
-                ratio = f" ({result[key] / mine[key]:.1f}x)" if key in result and key in mine else ""
-                cells.append(f"{result[key]:8.1f} us{ratio:>8}" if key in result else f"{'-':>19}")
-            lines.append(f"{'x'.join(map(str, record['shape'])):>26} {name:>14} {'  '.join(cells)}")
-            if "failure" in result:
-                lines.append(f"{'':>41} {result['failure']}")
-    return "\n".join(lines)
+            for key in ("us", "call_us"):
+                cells.append(f"{result[key]:.1f}" if key in result else "-")
+                cells.append(f"{result[key] / mine[key]:.1f}x" if key in result and key in mine else "")
+            rows.append([shape, name, *cells])
+            notes += [f"{name} at {shape}: {result['failure']}"] if "failure" in result else []
+    heads = ["problems x population x d", "implementation", "replay, µs", "", "call, µs", ""]
+    return "\n".join([report.table(heads, rows), *notes])
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and writes cem.json."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cem", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks cem", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -114,10 +115,6 @@ def main(arguments: list[str] | None = None) -> int:
     clock = timer(options.device, options.quick)
     records = [measure(case, clock, options.device) for case in CASES]
     print(table(records))
-    content = {"provenance": report.provenance(options.device), "sections": {"step": records}}
+    content = {"operator": "cem", "provenance": report.provenance(options.device), "sections": {"step": records}}
     report.write_json(options.output / "cem.json", content)
     return int(any("failure" in record["results"]["cuops"] for record in records))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

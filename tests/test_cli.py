@@ -12,7 +12,7 @@ import pytest
 import torch
 from cuops import _bench
 from cuops._bench import rms_norm
-from cuops.cli import check, main, run, selftest
+from cuops.cli import cases, main, run, selftest
 from torch._dynamo.testing import CompileCounter
 
 ROOT = Path(__file__).parent.parent
@@ -198,7 +198,7 @@ def test_bench_writes_nothing_that_was_not_asked_for(tmp_path, capsys, monkeypat
 
 @pytest.mark.parametrize("command", ["check", "profile", "bench"])
 def test_without_torch_the_command_to_run_is_printed(command, capsys, monkeypatch):
-    monkeypatch.setattr(check, "torch", None)
+    monkeypatch.setattr(cases, "torch", None)
     assert main([command, "rms_norm", "4", "64"]) == 1
     assert "pip install torch" in capsys.readouterr().err
 
@@ -213,7 +213,7 @@ def test_arrays_that_memory_does_not_hold_are_a_line(command, capsys, tmp_path, 
 
 
 def test_a_torch_that_does_not_import_is_told_from_none(capsys, monkeypatch):
-    monkeypatch.setattr(check, "failure", "ImportError('libtorch.so: no such file')")
+    monkeypatch.setattr(cases, "failure", "ImportError('libtorch.so: no such file')")
     assert main(["check", "rms_norm", "4", "64"]) == 1
     assert "libtorch.so" in capsys.readouterr().err
 

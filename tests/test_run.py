@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 
 import cuops
 import numpy as np
 import pytest
 import torch
-from cuops.cli import main, run
+from cuops.cli import main, operands, run
 from safetensors.torch import load_file, save_file
 
 
@@ -41,7 +42,7 @@ def test_an_array_with_a_weight(tmp_path, x, device, capsys):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_array_of_many_chunks(tmp_path, monkeypatch, dtype, order):
-    monkeypatch.setattr(run, "CHUNK", 1000)
+    monkeypatch.setattr(operands, "CHUNK", 1000)
     x = np.random.default_rng().standard_normal((101, 17)).astype(dtype, order=order)
     np.save(tmp_path / "x.npy", x)
     assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 0
@@ -59,7 +60,7 @@ def test_one_row_and_no_rows(tmp_path, shape):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_tensor_of_a_safetensors_file(tmp_path, monkeypatch, dtype):
-    monkeypatch.setattr(run, "CHUNK", 1000)
+    monkeypatch.setattr(operands, "CHUNK", 1000)
     tensors = {"x": torch.randn(40, 32, dtype=dtype), "model.norm.weight": torch.randn(32, dtype=dtype)}
     save_file(tensors, tmp_path / "in.safetensors", metadata={"format": "pt"})
     location = str(tmp_path / "in.safetensors")
@@ -119,7 +120,7 @@ def test_a_weight_of_bfloat16_serves_x_of_any_dtype(tmp_path, monkeypatch, x, to
     weight = torch.randn(x.shape[-1], dtype=torch.bfloat16)
     save_file({"w": weight}, tmp_path / "w.safetensors")
     if not torch_there:
-        monkeypatch.setattr(run, "torch", None)
+        monkeypatch.setattr(operands, "torch", None)
     y = tmp_path / "y.npy"
     assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(y), "--weight", str(tmp_path / "w.safetensors")]) == 0
     np.testing.assert_allclose(np.load(y), reference(x, weight.double().numpy()), rtol=1e-5, atol=1e-6)
@@ -127,7 +128,7 @@ def test_a_weight_of_bfloat16_serves_x_of_any_dtype(tmp_path, monkeypatch, x, to
 
 def test_x_of_bfloat16_without_torch_names_what_to_install(tmp_path, monkeypatch, capsys):
     save_file({"x": torch.ones(2, 3, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
-    monkeypatch.setattr(run, "torch", None)
+    monkeypatch.setattr(operands, "torch", None)
     assert main(["run", "rms_norm", str(tmp_path / "x.safetensors"), str(tmp_path / "y.safetensors")]) == 1
     assert "pip install torch" in capsys.readouterr().err
 
@@ -233,7 +234,7 @@ def test_a_termination_leaves_no_unfinished_output(tmp_path, x, number):
 
 
 def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x):
-    monkeypatch.setattr(run, "CHUNK", 1000)
+    monkeypatch.setattr(operands, "CHUNK", 1000)
     (tmp_path / "y.npy").write_bytes(b"old")
     calls = []
 
@@ -250,17 +251,22 @@ def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x)
 
 
 def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
-    from cuops.cli import sampling
-
     mu, sigma = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.full((3, 4), 0.5, np.float32)
     np.save(tmp_path / "mu.npy", mu)
     np.save(tmp_path / "sigma.npy", sigma)
-    monkeypatch.setattr(sampling, "CHUNK", 5 * mu.nbytes)
+    monkeypatch.setattr(operands, "CHUNK", 5 * mu.nbytes)
     command = ["run", "sample_normal", str(tmp_path / "mu.npy"), str(tmp_path / "x.npy"), "--num-samples", "17"]
     assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3", "--low", "-2", "--start", "2"]) == 0
     expected = cuops.sample_normal(mu, sigma, 17, seed=3, low=-2.0, start=2)
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected)
     assert "sample_normal of 3x17x4 float32 on" in capsys.readouterr().out
+    np.save(tmp_path / "low.npy", mu - 0.1)
+    assert main([*command, "--low", str(tmp_path / "low.npy"), "--high=-1e-1", "--seed", "3"]) == 1
+    assert "low: " in capsys.readouterr().err
+    assert main([*command, "--low", str(tmp_path / "low.npy"), "--high", "2", "--seed", "3"]) == 0
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "x.npy"), cuops.sample_normal(mu, 1.0, 17, seed=3, low=mu - 0.1, high=2.0)
+    )
     np.save(tmp_path / "sigma.npy", np.stack([sigma, 2 * sigma]))
     assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3"]) == 0
     np.testing.assert_array_equal(
@@ -272,3 +278,21 @@ def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
     assert "sigma: " in capsys.readouterr().err
     assert main([*command, "--num-samples", "-1"]) == 1
     assert "--num-samples: expected at least 0, got -1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpu", "with_tensors", "dtype", "device", "words"),
+    [
+        (None, True, "float32", "cpu", "the CPU"),
+        (0, False, "float32", "cuda", "A GPU (cuops-cu000)"),
+        (0, False, "bfloat16", "cpu", "the CPU (PyTorch reaches no GPU)"),
+        (0, True, "bfloat16", "cuda", "A GPU (cuops-cu000)"),
+    ],
+)
+def test_files_are_computed_where_arrays_and_tensors_are(monkeypatch, gpu, with_tensors, dtype, device, words):
+    named = types.SimpleNamespace
+    monkeypatch.setattr(operands._backend, "gpu_for_host_arrays", lambda: gpu)
+    monkeypatch.setattr(operands._backend, "choose", lambda: named(name="cu000"))
+    monkeypatch.setattr(operands._driver, "gpus", lambda: [named(name="A GPU")])
+    monkeypatch.setattr(operands, "cuda_tensors", lambda: with_tensors)
+    assert operands.place(dtype) == (device, words)

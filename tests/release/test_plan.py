@@ -69,6 +69,12 @@ def test_results_become_a_table(tmp_path):
         github.comparison(tmp_path / "none")
 
 
+def test_results_of_every_benchmark_become_tables():
+    text = github.comparison(ROOT / "benchmarks/results")
+    for path in (ROOT / "benchmarks/results").glob("*.json"):
+        assert f"### {path.stem} on " in text
+
+
 def test_notes_are_one_section_of_the_changelog():
     text = "# Changelog\n\n## 0.2.0 (2026-01-02)\n\n- two\n\n## 0.1.0 (2026-01-01)\n\n- one\n"
     assert cut.notes(text, "0.2.0").split() == ["##", "0.2.0", "(2026-01-02)", "-", "two"]

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import check
+from . import cases
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops bench`."""
-    check.arguments(parser)
+    cases.add_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and a plot there")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
 
 
 def main(options: argparse.Namespace) -> int:
     """Prints the table; with --output writes JSON and, where matplotlib is installed, a plot."""
-    cases = check.cases(options)
+    chosen = cases.chosen(options)
     from .._bench import report
     from .._bench.case import available, measure_all
     from .._bench.timing import timer
@@ -31,14 +31,14 @@ def main(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ValueError(f"{options.output}: expected a folder: {error.strerror}") from error
     functions = available(options.operator, options.device, options.without)
-    records = measure_all(cases, functions, timer(options.device, options.quick), options.device)
+    records = measure_all(chosen, functions, timer(options.device, options.quick), options.device)
     sections: dict[str, Sequence[dict[str, Any]]] = {}
-    for kind in dict.fromkeys(case.kind for case in cases):
-        of_kind = [case for case in cases if case.kind == kind]
+    for kind in dict.fromkeys(case.kind for case in chosen):
+        of_kind = [case for case in chosen if case.kind == kind]
         sections[kind] = [record for record in records if record["kind"] == kind]
         lines = [f"{case.title}: {case.module.facts(case)}" for case in of_kind]
         print("\n".join([kind, *lines, report.comparison(sections[kind])]), end="\n\n")
-    if aliases := cases[0].module.ALIASES:
+    if aliases := chosen[0].module.ALIASES:
         print(", ".join(f"{alias} is {name}" for alias, name in aliases.items()))
     if options.output:
         _write(options, sections)

@@ -6,88 +6,22 @@ Exit code 1 says that cuops is further away than the dtype allows.
 from __future__ import annotations
 
 import argparse
-import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._bench import LETTERS, OPERATORS, SHORT_NAMES
-from .._torch import failure, torch
-from ..errors import CuopsError, DriverNotFoundError
-
-if TYPE_CHECKING:
-    from .._bench.case import Case
-
+from .._torch import torch
+from . import cases
 
 OWN = "own: other random numbers, of which mean and deviation are compared"
-MOST_SIZES = 60  # PyTorch's tensors have at most 64 dimensions, of which implementations need some
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `cuops check`; profile and bench have them too."""
-    parser.add_argument(
-        "operator",
-        choices=OPERATORS,
-        type=lambda name: SHORT_NAMES.get(name, name),
-        help=f"or for short {', '.join(SHORT_NAMES)}",
-    )
-    parser.add_argument(
-        "shape",
-        nargs="+",
-        type=_shape,
-        help="such as 16 32 32, or 16x32x32; rms_norm: rows (of several sizes their product) and hidden size; kron: "
-        "batch size and the size of each factor; sample_normal: samples and dimension",
-    )
-    parser.add_argument(
-        "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=tuple(LETTERS.values()),
-        default="f",
-        type=lambda name: LETTERS.get(name, name),
-        help=f"or by name {', '.join(LETTERS)}; f by default",
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave an implementation out")
-
-
-def _shape(text: str) -> list[int]:
-    try:
-        return [int(size) for size in text.split("x")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected sizes such as 16x32x32, got {text}") from None
-
-
-def cases(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
-    """What the options ask for, a case a kind and shape; sets the device. Raises where PyTorch is missing.
-
-    `kinds` names the operator's list of them: KINDS are those that are measured.
-    """
-    if failure:
-        raise CuopsError(f"PyTorch does not import: {failure}", "pip install --force-reinstall torch")
-    if torch is None:
-        raise CuopsError("PyTorch is not installed", "pip install torch")
-    from .._bench.case import DTYPES, Case
-
-    shapes = ([size for sizes in options.shape for size in sizes], *options.also)
-    for sizes in shapes:
-        if not 2 <= len(sizes) <= MOST_SIZES or min(sizes) < 1:
-            raise ValueError(f"shape: expected at least two sizes, at most {MOST_SIZES}, each at least 1, got {sizes}")
-        if math.prod(sizes) >= 1 << 48:
-            raise ValueError(f"shape: expected sizes of arrays that memory holds, got {sizes}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
-    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    module = Case(options.operator, "", (), DTYPES["f"]).module
-    names = [*module.IMPLEMENTATIONS, *module.ALIASES]
-    if unknown := [name for name in options.without if name not in names]:
-        raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")
-    found, dtype = getattr(module, kinds, module.KINDS), DTYPES[options.dtype]
-    return [Case(options.operator, kind, module.shape(sizes), dtype) for kind in found for sizes in shapes]
+    """The options of `cuops check`."""
+    cases.add_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Prints a table a case."""
-    chosen = cases(options, "CHECKED")
+    chosen = cases.chosen(options, "CHECKED")
     from .._bench.case import available, why
     from .._bench.report import table
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import check
+from . import cases
 
 if TYPE_CHECKING:
     from .._bench.case import Case
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops profile`."""
-    check.arguments(parser)
+    cases.add_arguments(parser)
     parser.add_argument(
         "--implementation",
         default="cuops",
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Writes the trace, for chrome://tracing or https://ui.perfetto.dev, and prints the table."""
-    cases = check.cases(options)
+    chosen = cases.chosen(options)
     from .._bench.case import available
     from .files import replacing
 
@@ -34,13 +34,13 @@ def main(options: argparse.Namespace) -> int:
         raise ValueError(f"--calls: expected at least 1, got {options.calls}")
     output = options.output or Path(f"{options.operator}.trace.json")
     functions = available(options.operator, options.device, options.without)
-    aliases = cases[0].module.ALIASES
+    aliases = chosen[0].module.ALIASES
     name = aliases.get(options.implementation, options.implementation)
     if name not in functions:
         names = ", ".join([*functions, *(alias for alias, of in aliases.items() if of in functions)])
         raise ValueError(f"--implementation: expected one of {names}, got {options.implementation}")
     with replacing(output) as scratch:
-        profiler = _profiled(cases, functions[name], options)
+        profiler = _profiled(chosen, functions[name], options)
         profiler.export_chrome_trace(str(scratch))
     print(
         profiler.key_averages().table(
@@ -51,13 +51,13 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profiled(cases: list[Case], function: Any, options: argparse.Namespace) -> Any:
+def _profiled(chosen: list[Case], function: Any, options: argparse.Namespace) -> Any:
     """The profiler, once it has seen the calls of each case."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
     calls = {}
-    for case in cases:
+    for case in chosen:
         arguments = case.module.inputs(case, options.device)
         key = f"{options.operator} {case.kind}" + (f" {case.title}" if options.also else "")
         calls[key] = case.module.call(case, function, arguments)

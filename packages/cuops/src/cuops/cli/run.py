@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import cuops
 
-from .. import _backend, _driver, errors
 from .._bench import SHORT_NAMES
 from .._torch import torch
-from . import sampling
+from . import operands, run_sample_normal
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .files import FileArray
 
-CHUNK = 256 << 20  # bytes of a chunk of rows
+HELP = {"eps": "added to the mean of squares", "weight_offset": "added to the weight"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class RowOperator:
 OPERATORS: dict[str, RowOperator | ModuleType] = {
     "rms_norm": RowOperator(cuops.rms_norm, parameters=("weight", "bias")),
     "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}),
-    "sample_normal": sampling,
+    "sample_normal": run_sample_normal,
 }
 
 
@@ -73,15 +72,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             operator.arguments(command)
             continue
         for parameter in operator.parameters:
-            command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is")
+            command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is; without it, none")
         for option in operator.lists:
             command.add_argument(
-                f"--{option}", metavar="FILE", action="append", required=True, help="give it once for each file"
+                f"--{option}", metavar="FILE", action="append", required=True, help="a file as IN is; once for each"
             )
         for number, default in operator.numbers.items():
-            command.add_argument(
-                f"--{number.replace('_', '-')}", dest=number, type=float, default=default, help=f"by default {default}"
-            )
+            option, text = number.replace("_", "-"), f"{HELP[number]}, by default {default}"
+            command.add_argument(f"--{option}", dest=number, type=float, default=default, help=text)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -92,20 +90,20 @@ def main(options: argparse.Namespace) -> int:
     operator = OPERATORS[options.operator]
     if not isinstance(operator, RowOperator):
         return int(operator.main(options))
-    x = read_rows(options.input)
+    x = operands.read_rows(options.input)
     given = {name: location for name in operator.parameters if (location := getattr(options, name)) is not None}
-    keywords = {name: parameter(read(location), x) for name, location in given.items()}
+    keywords = {name: operands.parameter(read(location), x) for name, location in given.items()}
     for name, values in keywords.items():
         if values.ndim != 1:  # one for each column of a row
             raise ValueError(f"{name}: expected an array of 1 dimension, got {values.ndim}")
     lists = [location for option in operator.lists for location in getattr(options, option)]
     for option, name in operator.lists.items():
-        keywords[name] = [parameter(read(location), x) for location in getattr(options, option)]
+        keywords[name] = [operands.parameter(read(location), x) for location in getattr(options, option)]
     spare(options.output, options.input, [*given.values(), *lists])
     keywords |= {name: getattr(options, name) for name in operator.numbers}
-    device, where = _device()
+    device, where = operands.place(x.dtype)
     if x.dtype == "bfloat16":
-        keywords = {name: _tensors(value, device) for name, value in keywords.items()}
+        keywords = {name: operands.tensors(value, device) for name, value in keywords.items()}
     *leading, n = x.values.shape
     # No rows tell the size of y's, and arguments are checked before there is any output.
     out_shape = (*leading, operator.function(_chunk(x.values[:0].reshape(0, n), x.dtype, device), **keywords).shape[-1])
@@ -113,48 +111,9 @@ def main(options: argparse.Namespace) -> int:
     with writing(options.output, out_shape, x.dtype, x.name) as out:
         _run(operator.function, x, out, keywords, device)
     seconds = time.perf_counter() - start
-    shape = "x".join(str(size) for size in x.values.shape)
     moved = x.values.nbytes + math.prod(out_shape) * x.values.itemsize
-    speed = f"{seconds:.2f} s, {moved / seconds / 1e9:.3g} GB/s of files"
-    print(f"{options.operator} of {shape} {x.dtype} on {where}: {speed}, wrote {options.output}")
+    operands.report(options.operator, x.values.shape, x.dtype, where, seconds, moved, options.output)
     return 0
-
-
-def read_rows(location: str) -> FileArray:
-    """An array that has rows, and of a dtype that can be computed on here."""
-    from .files import read
-
-    x = read(location)
-    if x.values.ndim == 0:
-        raise ValueError(f"{location}: expected at least 1 dimension, got 0")
-    if x.dtype == "bfloat16" and torch is None:
-        raise ValueError(f"{location}: bfloat16 needs PyTorch: pip install torch")
-    return x
-
-
-def _device() -> tuple[str, str]:
-    """cuda or cpu, and in words which."""
-    try:
-        gpus = _driver.gpus()
-        if gpus:
-            backend = _backend.choose()
-            _backend.library()
-            return "cuda", f"{gpus[0].name} (cuops-{backend.name})"
-        why = "the driver shows no GPU"
-    except errors.DriverNotFoundError:
-        why = "no NVIDIA driver"
-    except errors.BackendNotFoundError as error:
-        why = str(error).replace("\n", "; ").lower()
-    return "cpu", f"the CPU ({why})"
-
-
-def parameter(given: FileArray, x: FileArray) -> Any:
-    """What operators take beside x: a NumPy array, with bfloat16 as float32, or with x of bfloat16 a torch tensor."""
-    if given.dtype != "bfloat16":
-        return given.values
-    if x.dtype == "bfloat16":
-        return torch.from_numpy(given.values.copy()).view(torch.bfloat16)
-    return (given.values.astype("uint32") << 16).view("float32")
 
 
 def _chunk(rows: np.ndarray, dtype: str, device: str) -> Any:
@@ -167,19 +126,10 @@ def _run(function: Callable[..., Any], x: FileArray, out: np.ndarray, keywords: 
 
     count, n = math.prod(x.values.shape[:-1]), x.values.shape[-1]
     rows, out_rows = x.values.reshape(count, n), out.reshape(count, out.shape[-1])
-    step = max(1, CHUNK // (max(n, out.shape[-1], 1) * x.values.itemsize))
+    step = max(1, operands.CHUNK // (max(n, out.shape[-1], 1) * x.values.itemsize))
     with tqdm(total=x.values.nbytes, unit="B", unit_scale=True, delay=1, leave=False) as bar:
         for start in range(0, count, step):
             part = rows[start : start + step]
             y = function(_chunk(part, x.dtype, device), **keywords)
-            out_rows[start : start + step] = y.cpu().view(torch.uint16).numpy() if x.dtype == "bfloat16" else y
+            out_rows[start : start + step] = operands.stored(y, x.dtype)
             bar.update(part.nbytes)
-
-
-def _tensors(value: Any, device: str) -> Any:
-    """Arrays, also those in a list, as tensors on the device; numbers as they are."""
-    if isinstance(value, list):
-        return [_tensors(each, device) for each in value]
-    if not hasattr(value, "shape"):
-        return value
-    return (value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())).to(device)

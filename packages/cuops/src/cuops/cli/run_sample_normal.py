@@ -1,0 +1,68 @@
+"""`cuops run sample_normal`: samples of the distributions whose means are in a file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from typing import Any
+
+import cuops
+
+from .. import _sample_normal_checks
+from . import operands
+
+
+def arguments(command: argparse.ArgumentParser) -> None:
+    """The options beside the two files."""
+    number_or_file = "NUMBER or FILE"
+    command.add_argument("--num-samples", type=int, required=True, metavar="N", help="samples of each distribution")
+    command.add_argument("--sigma", default="1", metavar=number_or_file, help="standard deviation, by default 1")
+    command.add_argument("--low", metavar=number_or_file, help="lower bound; a negative number as --low=-1")
+    command.add_argument("--high", metavar=number_or_file, help="upper bound")
+    command.add_argument("--seed", type=int, default=0, help="of the random numbers, by default 0")
+    command.add_argument("--start", type=int, default=0, help="the number of the first sample, by default 0")
+    command.add_argument("--antithetic", action="store_true", help="samples in pairs, mu + sigma z and mu - sigma z")
+    command.add_argument("--shared-noise", action="store_true", help="one z a sample for all dimensions")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Draws (..., N, d) from IN, (..., d), into OUT; says what ran where."""
+    from .files import read, spare, writing
+
+    mu = operands.read_rows(options.input)
+    if options.num_samples < 0:
+        raise ValueError(f"--num-samples: expected at least 0, got {options.num_samples}")
+    device, where = operands.place(mu.dtype)
+    means: Any = operands.parameter(mu, mu)
+    keywords: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "antithetic", "shared_noise")}
+    files = []
+    for name in ("sigma", "low", "high"):
+        keywords[name] = given = _number(getattr(options, name))
+        if isinstance(given, str):
+            files.append(given)
+            keywords[name] = operands.parameter(read(given), mu)
+    spare(options.output, options.input, files)
+    if mu.dtype == "bfloat16":
+        means, keywords = operands.tensors(means, device), {k: operands.tensors(v, device) for k, v in keywords.items()}
+    # No samples tell the shape of more, and arguments are checked before there is any output.
+    *leading, _, d = cuops.sample_normal(means, num_samples=0, start=options.start, **keywords).shape
+    _sample_normal_checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
+    shape, start = (*leading, options.num_samples, d), time.perf_counter()
+    step = max(1, operands.CHUNK // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
+    with writing(options.output, shape, mu.dtype, mu.name) as out:
+        for first in range(0, options.num_samples, step):
+            count = min(step, options.num_samples - first)
+            x = cuops.sample_normal(means, num_samples=count, start=options.start + first, **keywords)
+            out[..., first : first + count, :] = operands.stored(x, mu.dtype)
+    seconds, moved = time.perf_counter() - start, math.prod(shape) * mu.values.itemsize
+    operands.report("sample_normal", shape, mu.dtype, where, seconds, moved, options.output)
+    return 0
+
+
+def _number(given: str | None) -> float | str | None:
+    """A number where it is one; else the name of a file, or nothing."""
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        return given
