@@ -336,7 +336,10 @@ __device__ void kron_linear_fwd(const KronFwdParams& p) {
       wait_for_copies<0>();
     }
     __syncthreads();
-    if constexpr (kScaled) scale_tile(p, state);
+    if constexpr (kScaled) {
+      scale_tile(p, state);
+      if (p.steps == 1 && p.direct) __syncthreads();  // it reads exponents, and no other step is before it
+    }
     for (int i = 0; i < p.steps; ++i) {
       const KronStep& step = p.step[i];
       if constexpr (kPlain) {

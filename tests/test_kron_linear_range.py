@@ -9,7 +9,7 @@ import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear_gemm import chain_of_matmuls
-from kron_samples import columns_of, distance, factors_of, random
+from kron_samples import columns_of, distance, factors_of, random, x_of
 
 gpu = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ gpu = pytest.mark.gpu
 )
 def test_sums_that_only_grow_lose_no_more_than_those_of_gemms(rows, sizes):
     x, factors = random((rows, columns_of(sizes))).abs(), [w.abs() for w in factors_of(sizes)]
-    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    wide = x_of(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) <= 2 * distance(chain_of_matmuls(x, factors, None), wide)
 
 
@@ -55,7 +55,7 @@ def test_rows_and_factors_of_any_magnitude(sizes, dtype, first):
         random((size, size), torch.float64, seed).mul(scale).to(dtype)
         for seed, (size, scale) in enumerate(zip(sizes, scales, strict=True))
     ]
-    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    wide = x_of(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) < 4 * torch.finfo(dtype).eps
 
 
@@ -67,7 +67,7 @@ def test_float32_near_the_lower_end_of_its_range(small, sizes, rows):
     scales = [1e-37, *[1e37 ** (1 / len(sizes))] * len(sizes)] if small == 0 else [1e20, 1e-37, *[1] * (len(sizes) - 1)]
     x = random((rows, math.prod(sizes))) * scales[0]
     factors = [random((n, n), seed=k) * scale for k, (n, scale) in enumerate(zip(sizes, scales[1:], strict=True))]
-    wide = cuops.kron_linear(x.double(), [w.double() for w in factors])
+    wide = x_of(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
 
 

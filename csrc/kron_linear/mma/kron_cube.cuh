@@ -8,11 +8,14 @@
 namespace cuops {
 
 constexpr int kCubeAhead = 4;  // samples that slabs may be made of before the first of them is finished
+// Barriers for finished samples: a warp may have no slab of the next 5 samples, and look for one of 3 before these only then. By
+// that time its barrier must not be two phases on.
+constexpr int kCubeFinished = 16;
 
 struct CubeShared {
-  unsigned long long made[kCubeAhead], finished[kCubeAhead], stored;  // stored: the last two factors
-  float largest[kCubeAhead][kCubeSize];                               // of each slab
-  int exponents[kCubeThreads / 32];                                   // of what a warp has of the last two factors
+  unsigned long long made[kCubeAhead], finished[kCubeFinished], stored;  // stored: the last two factors
+  float largest[kCubeAhead][kCubeSize];                                  // of each slab
+  int exponents[kCubeThreads / 32];                                      // of what a warp has of the last two factors
 };
 
 // c += a b, for 16 of the depth: two operands of 16 rows, four of 8 columns. Tensor cores truncate sums, so those of float32 are of

@@ -90,7 +90,8 @@ class CubeMaker {
         needed = max(needed, before_.sample + 1);
         before_.advance(ins0);
       }
-      for (; finished < needed; ++finished) wait_for_arrivals(&shared.finished[finished % kCubeAhead], finished / kCubeAhead % 2);
+      for (; finished < needed; ++finished)
+        wait_for_arrivals(&shared.finished[finished % kCubeFinished], finished / kCubeFinished % 2);
       char* const slab = slabs + own_.place * kCubeSlab;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -194,7 +195,7 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
       }
     }
     __syncwarp();
-    if (lane == 0) arrive(&shared.finished[number % kCubeAhead]);
+    if (lane == 0) arrive(&shared.finished[number % kCubeFinished]);
     place += ins0;
     while (place >= kCubeSlabs) place -= kCubeSlabs;
   }
@@ -206,11 +207,9 @@ __device__ void kron_cube(const KronCubeParams& p) {
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint4* const factors = shared_at<uint4>(0);
   char* const slabs = reinterpret_cast<char*>(factors + CubeFactors<kPairs>::kLast + CubeFactors<kPairs>::kSecond);
-  if (threadIdx.x < kCubeAhead) {
-    init_arrivals(&shared.made[threadIdx.x], p.factors[0].in);
-    init_arrivals(&shared.finished[threadIdx.x], kCubeFinishers);
-  }
-  if (threadIdx.x == kCubeAhead) init_arrivals(&shared.stored, kCubeThreads);
+  if (threadIdx.x < kCubeAhead) init_arrivals(&shared.made[threadIdx.x], p.factors[0].in);
+  if (threadIdx.x < kCubeFinished) init_arrivals(&shared.finished[threadIdx.x], kCubeFinishers);
+  if (threadIdx.x == kCubeFinished) init_arrivals(&shared.stored, kCubeThreads);
   __syncthreads();
   const CubeFactors<kPairs> own(p);
   if (warp < kCubeMakers) {
