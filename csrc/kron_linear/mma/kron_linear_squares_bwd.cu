@@ -141,38 +141,37 @@ __device__ void squares(const KronSquaresParams& p) {
   }
   launch_dependents();
   wait_for_copies<0>();
-  __syncthreads();
-  // Teams add up, in order. Partial sums lie as the threads have them.
-  float4* const sums = reinterpret_cast<float4*>(squares_shared + kState);
+  // Teams add up, in order, by way of the memory of their samples. Partial sums lie as the threads have them.
+  float4* const sums = reinterpret_cast<float4*>(squares_shared + state) + thread;
+  constexpr int kNext = kBuffers * 2 * S::kTile;  // team
+  static_assert(2 * kGroups * 2 * S::kThreads <= kNext || kTeams == 1);
+  if (kTeams > 1) {
+    if (team > 0) {
+#pragma unroll
+      for (int i = 0; i < 2 * kGroups * 2; ++i)
+        sums[i * S::kThreads] = *reinterpret_cast<float4*>(dw[i / (kGroups * 2)][i / 2 % kGroups][i % 2]);
+    }
+    __syncthreads();
+    if (team > 0) return;
+  }
   const int number = __popc(p.wanted & (kFirstGradient | kSecondGradient));
 #pragma unroll
   for (int which = 0; which < (kSplit ? 1 : 2); ++which) {
     const int role = kSplit ? wants_second : kM == 2 ? group / (kGroups / 2) : which;
-    const bool exists = kSplit ? !wants_x : role == 0 ? wants_first : wants_second;
+    if (!(kSplit ? !wants_x : role == 0 ? wants_first : wants_second)) continue;
     const int place = kM == 2 ? (own + which) * 32 + lane : thread;
     const int power = S::kPairs ? exponents[role == 0] - 27 + S::kLog : 0;
     const float scale = power_of_two(power / 2), rest = power_of_two(power - power / 2);
     float4* const to = static_cast<float4*>(p.partial) +
                        (static_cast<long long>(block) * number + (role == 1 && p.wanted & kFirstGradient)) * (kElements / 4) +
                        place;
-    if (kTeams > 1) {
-      if (exists && team > 0) {
 #pragma unroll
-        for (int i = 0; i < kGroups * 2; ++i)
-          sums[((team - 1) * kGroups * 2 + i) * S::kThreads + thread] = *reinterpret_cast<float4*>(dw[which][i / 2][i % 2]);
-      }
-      __syncthreads();
+    for (int i = 0; i < kGroups * 2; ++i) {
+      float4 v = *reinterpret_cast<float4*>(dw[which][i / 2][i % 2]);
+#pragma unroll
+      for (int more = 1; more < kTeams; ++more) add(v, sums[more * kNext + (which * kGroups * 2 + i) * S::kThreads]);
+      to[i * S::kThreads] = make_float4(v.x * scale * rest, v.y * scale * rest, v.z * scale * rest, v.w * scale * rest);
     }
-    if (exists && team == 0) {
-#pragma unroll
-      for (int i = 0; i < kGroups * 2; ++i) {
-        float4 v = *reinterpret_cast<float4*>(dw[which][i / 2][i % 2]);
-#pragma unroll
-        for (int more = 1; more < kTeams; ++more) add(v, sums[((more - 1) * kGroups * 2 + i) * S::kThreads + thread]);
-        to[i * S::kThreads] = make_float4(v.x * scale * rest, v.y * scale * rest, v.z * scale * rest, v.w * scale * rest);
-      }
-    }
-    if (kTeams > 1) __syncthreads();
   }
 }
 

@@ -66,20 +66,21 @@ __device__ void squares(const KronSquaresParams& p) {
   }
   launch_dependents();
   wait_for_copies<0>();
-  __syncthreads();
-  // Teams add up, in order.
-  double* const sums = reinterpret_cast<double*>(shared) + (role * D::kParts + part) * D::kTiles * 128 + lane;
-  constexpr int kNext = 2 * D::kParts * D::kTiles * 128;
+  sync_warps(1 + team, kWarps);
+  // Teams add up, in order, by way of the memory of their samples.
+  double* const sums = reinterpret_cast<double*>(shared + state) + (role * D::kParts + part) * D::kTiles * 128 + lane;
+  constexpr int kNext = 4 * D::kMatrix / sizeof(double);
+  static_assert(2 * D::kParts * D::kTiles * 128 <= kNext || kTeams == 1);
   if (team > 0 && role < 2) {
 #pragma unroll
-    for (int i = 0; i < D::kTiles * 4; ++i) sums[(team - 1) * kNext + i * 32] = d.sum[i / 4][i % 4];
+    for (int i = 0; i < D::kTiles * 4; ++i) sums[i * 32] = d.sum[i / 4][i % 4];
   }
   if (kTeams > 1) __syncthreads();
   if (team > 0 || role == 2 || !wanted) return;
 #pragma unroll
   for (int i = 0; i < D::kTiles * 4; ++i) {
 #pragma unroll
-    for (int more = 0; more < kTeams - 1; ++more) d.sum[i / 4][i % 4] += sums[more * kNext + i * 32];
+    for (int more = 1; more < kTeams; ++more) d.sum[i / 4][i % 4] += sums[more * kNext + i * 32];
   }
   const int number = __popc(p.wanted & (kFirstGradient | kSecondGradient)), which = role == 1 && p.wanted & kFirstGradient;
   d.store(static_cast<double*>(p.partial) + (1LL * blockIdx.x * number + which) * (kSize * kSize), kSize, kSize, part);
