@@ -3,6 +3,7 @@
 
 #ifndef __CUDACC__
 #include <cmath>
+#include <limits>
 
 #include "host/error.h"
 #endif
@@ -16,7 +17,8 @@ namespace cuops {
 template <class Acc>
 struct RmsNormScalars {
   Acc inverse_n, inverse_n_rest;  // their sum is 1 / n, to twice the precision
-  Acc eps, sqrt_eps;
+  Acc eps;  // 0 where it is no normal number of Acc, but less; NaN where it is more: then every row is scaled first
+  Acc sqrt_eps;
   Acc weight_offset;
 };
 
@@ -77,6 +79,13 @@ struct SumRowsParams {
 static_assert(sizeof(SumRowsParams) == 40, "host and device must agree on the layout");
 
 #ifndef __CUDACC__
+// As scalars have it.
+template <class Acc>
+Acc eps_as(double eps) {
+  using Limits = std::numeric_limits<Acc>;
+  return eps < Limits::min() ? 0 : eps > Limits::max() ? Limits::quiet_NaN() : static_cast<Acc>(eps);
+}
+
 // The constants of a launch; ValueError for numbers that are none.
 template <class Params>
 void set_scalars(Params* p, long long n, double eps, double weight_offset) {
@@ -85,8 +94,8 @@ void set_scalars(Params* p, long long n, double eps, double weight_offset) {
   if (!std::isfinite(weight_offset)) raise("ValueError", "weight_offset: expected a finite number");
   const double inverse_n = 1.0 / n;
   const float rounded = static_cast<float>(inverse_n);
-  p->float64 = {inverse_n, 0, eps, std::sqrt(eps), weight_offset};
-  p->float32 = {rounded, static_cast<float>(inverse_n - rounded), static_cast<float>(eps), static_cast<float>(std::sqrt(eps)),
+  p->float64 = {inverse_n, 0, eps_as<double>(eps), std::sqrt(eps), weight_offset};
+  p->float32 = {rounded, static_cast<float>(inverse_n - rounded), eps_as<float>(eps), static_cast<float>(std::sqrt(eps)),
                 static_cast<float>(weight_offset)};
 }
 #endif

@@ -37,6 +37,23 @@ def test_any_finite_row_is_right(case, n, kind, device):
         assert_close(torch.from_numpy(cuops.rms_norm(x.cpu().numpy(), eps=0.0)), want, n)
 
 
+@pytest.mark.parametrize("eps", [1e300, 1e39, 1e-42, 1e-50, 1e-310])
+@pytest.mark.parametrize("size", [1e-26, 1.0, 1e20])
+@pytest.mark.parametrize("n", [24, 4098, 40000, 300000])
+def test_an_eps_that_float32_does_not_have_is_right(n, size, eps, device):
+    x = (make((3, n), torch.float64) * size).float().to(device).requires_grad_()
+    want, _, want_rstd = definition(x, eps=eps)
+    y, rstd = cuops.rms_norm(x, eps=eps, return_rstd=True)
+    assert_close(y, want, n)
+    assert_close(rstd, np.minimum(want_rstd, np.finfo(np.float32).max), n)
+    dy = make((3, n), device=device)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    wide, g = (t.detach().cpu().double().numpy().astype(np.longdouble) for t in (x, dy))
+    normed, rstd = wide * want_rstd[:, None], want_rstd[:, None]
+    slope = np.mean(normed * g, -1, keepdims=True)
+    assert_close(dx, rstd * (g - normed * slope), n, np.abs(rstd * g) + np.abs(rstd * normed * slope))
+
+
 def test_numpy_is_silent_where_it_is_told_to_raise(device):
     x, parameter = np.array([[1e-7, 1, 2]], np.float16), np.array([1e-300, 1e300, 2])
     wide = parameter[None]

@@ -73,7 +73,7 @@ const Hardware& hardware(const char* source, int device) {
     const int capability = device_properties.capability;
     const Image& image = choose_image(source, capability);
     const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
-    const bool clusters = capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
+    const bool clusters = image.capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
     // Beyond Hopper and data centers' Blackwell, clusters end at the portable size.
     const unsigned largest_cluster = !clusters ? 1 : capability < 110 ? 16 : 8;
     const Hardware hardware{capability,     tuned, image.cuda, device_properties.multiprocessors, device_properties.shared_bytes,
@@ -122,10 +122,10 @@ bool can_overlap(int device) {
 
 int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape) {
   static std::mutex mutex;
-  static std::map<std::tuple<CUfunction, unsigned, unsigned, unsigned>, int> known;
+  static std::map<std::tuple<CUfunction, unsigned, unsigned, unsigned, unsigned>, int> known;
   const std::lock_guard<std::mutex> lock(mutex);
   const CUfunction function = kernel.on(device);
-  const std::tuple key(function, shape.cluster, shape.block_x, shape.shared_bytes);
+  const std::tuple key(function, shape.cluster, shape.block_x, shape.block_y, shape.shared_bytes);
   if (const auto found = known.find(key); found != known.end()) return found->second;
   const ContextGuard context(device);
   LaunchShape one = shape;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "host/tensor.h"
@@ -128,8 +129,8 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1, kept_until(p, hw)};
 }
 
-// A row a cluster.
-Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardware& hw) {
+// A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
+std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardware& hw) {
   // Blocks that have many rows are best alone. Else several blocks a multiprocessor hide each other's sums, up to clusters of 8;
   // more blocks than that where rows are few.
   const bool phased = p.starts != kAligned;
@@ -146,9 +147,10 @@ Plan plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardwar
   const std::int64_t at_once = shape.cluster > 1
                                    ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
                                    : hw.multiprocessors * ((phased ? kWidePhasedThreads : kWideThreads) / shape.block_x);
+  if (at_once == 0) return {};
   const std::int64_t teams = teams_of(p, std::min(at_once, p.rows), 1);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
-  return {kernel, shape, teams, teams == 1, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
+  return Plan{kernel, shape, teams, teams == 1, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
 }
 
 // Whether the rows are better on their way all at once: limits as measured with 132 multiprocessors, of vectors of 16 bytes.
@@ -197,16 +199,18 @@ Plan plan_at_once(const Problem& p) {
   return Plan{phased ? kAtOncePhased : kAtOnce, shape, teams, teams == 1};
 }
 
-Plan plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int device, const Hardware& hw) {
+// As `plan_wide`, for any call.
+std::optional<Plan> plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int device, const Hardware& hw) {
   LaunchShape shape{0, 4, 1, 1, bytes, true};
   while (vectors > static_cast<std::int64_t>(kGeneralVectors) * kGeneralThreads * shape.cluster) shape.cluster *= 2;
   shape.block_x = std::max(4u, threads_across((vectors + shape.cluster - 1) / shape.cluster, kGeneralVectors));
   if (shape.cluster == 1) shape.block_y = side_by_side(p.rows, shape.block_x, kGeneralThreads, hw);
   const std::int64_t at_once =
       shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(rms_norm_bwd_kernel(p.dtype, kGeneral), device, shape);
+  if (at_once == 0) return {};
   const std::int64_t teams = std::min(at_once, (p.rows + shape.block_y - 1) / shape.block_y);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
-  return {kGeneral, shape, teams};
+  return Plan{kGeneral, shape, teams};
 }
 
 // One row that L2 holds, in parts on all multiprocessors.
@@ -361,13 +365,15 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const auto plan_in_two = in_parts ? plan_phased : plan_columns;
   if (few) return plan_in_two(p, true, hw);
   if (held) return plan_held(p, device, hw);
-  if (in_one && vectors <= most_wide) return plan_wide(p, vectors, device, hw);
+  std::optional<Plan> found;
+  if (in_one && vectors <= most_wide) found = plan_wide(p, vectors, device, hw);
+  if (found) return *found;
   const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
   const bool fits =
       static_cast<int>(bytes + own_bytes) <= hw.shared_bytes && vectors <= kGeneralVectors * kGeneralThreads * clusters;
-  if (p.starts == kAligned && fits) return plan_general(p, vectors, bytes, device, hw);
-  return plan_in_two(p, false, hw);
+  if (p.starts == kAligned && fits) found = plan_general(p, vectors, bytes, device, hw);
+  return found ? *found : plan_in_two(p, false, hw);
 }
 
 // Each thread adds up six rows or so, and blocks have as few columns as that takes.

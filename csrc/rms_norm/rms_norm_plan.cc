@@ -100,7 +100,8 @@ LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resid
   return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
 }
 
-// For wide rows, 8 vectors a thread: clusters that stay until all rows are done, and how many the GPU runs at once.
+// For wide rows, 8 vectors a thread: clusters that stay until all rows are done, and how many the GPU runs at once. That may be
+// none, of a part of a GPU.
 std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
   const unsigned cluster = problem.packs() <= 3072 ? 2 : problem.packs() <= 32768 ? 8 : 16;
   LaunchShape shape{0, threads_for(problem.packs(), 8 * cluster), 1, cluster};
@@ -153,7 +154,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
       LaunchShape shape = resident_shape(rows, packs, 8, 512);
       if (rows <= clusters_at_once(kernel_of(problem.dtype, kLate), device, shape)) return Found(kLate, shape);
     }
-    return Found(kStay, stay);
+    if (at_once > 0) return Found(kStay, stay);
   }
   if (problem.alike && packs <= 2048 && !is_double) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;

@@ -23,7 +23,8 @@ __device__ Acc mean_plus_eps(Acc sum, const RmsNormScalars<Acc>& s, Acc eps) {
 // 1 / sqrt(mean(x^2) + eps) of a row times `scale`, divided by `scale`, a power of two; 0 for a row of zeros, also with eps = 0.
 template <class Acc>
 __device__ Acc rstd_of(Acc sum, const RmsNormScalars<Acc>& s, Acc scale) {
-  const Acc mean = isinf(sum) ? sum : mean_plus_eps(sum, s, s.eps * scale * scale);
+  const Acc root = s.sqrt_eps * scale, eps = s.eps > Acc(0) ? s.eps * scale * scale : root * root;
+  const Acc mean = isinf(sum) ? sum : mean_plus_eps(sum, s, eps);
   return mean == Acc(0) || isinf(mean) ? Acc(0) : rsqrt_rn(mean);
 }
 
