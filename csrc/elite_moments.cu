@@ -156,7 +156,7 @@ __device__ void elite_moments(const EliteMomentsParams& p) {
     Pack<T, kWidth> rows[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) rows[u] = row(indices[min(i + u * groups, p.elites - 1)]);
-    if (i == group) zero = convert<Acc>(rows[0]);
+    if (i == group && i < count) zero = convert<Acc>(rows[0]);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       if (i + u * groups >= count) break;
@@ -188,8 +188,9 @@ __device__ void elite_moments(const EliteMomentsParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const Acc distance = __shfl_xor_sync(0xffffffffu, mean.at[j], offset) - mean.at[j];
-      squares.at[j] += __shfl_xor_sync(0xffffffffu, squares.at[j], offset) + distance * distance * part * size;
-      mean.at[j] += distance * part;
+      squares.at[j] += __shfl_xor_sync(0xffffffffu, squares.at[j], offset);
+      if (size && other) squares.at[j] += distance * distance * part * size;
+      if (other) mean.at[j] += distance * part;
     }
     size = both;
   }

@@ -8,11 +8,12 @@ namespace cuops {
 // What a call in a CUDA graph counts its replays in: counters of its blocks, so many int64 apart.
 constexpr int kReplaysParts = 32, kReplaysApart = 8;
 
-constexpr int kSampleThreads = 128;     // of a block
-constexpr int kRows4Blocks = 7;         // of the gradient that a multiprocessor runs at a time
-constexpr int kTileThreads = 256;       // of a block of sample_tiles
-constexpr int kSharedThreads = 128;     // of a block of sample_shared
-constexpr int kSharedNoiseRows = 1024;  // that it has at most
+constexpr int kSampleThreads = 128;      // of a block
+constexpr int kMostBlocks = 0x7fffffff;  // of a launch
+constexpr int kRows4Blocks = 7;          // of the gradient that a multiprocessor runs at a time
+constexpr int kTileThreads = 256;        // of a block of sample_tiles
+constexpr int kSharedThreads = 128;      // of a block of sample_shared
+constexpr int kSharedNoiseRows = 1024;   // that it has at most
 
 // Quotients of numbers below 2^31.
 struct Divider {

@@ -132,6 +132,18 @@ def test_limits_hold_for_either_covariance(array, covariance):
     assert np.allclose(on_host(told(method, sphere, 30).sigma), 0.25, rtol=1e-12)
 
 
+def test_samples_that_are_no_elites_do_not_count(array):
+    method = CrossEntropyMethod(array([0.0] * 3), 1.0, 20, elites=8, smoothing=1.0, covariance="full", seed=1)
+    x = method.ask()
+    x[0] = math.inf
+    scores = array([math.inf] * 20)
+    scores[5:7] = 0
+    elite = on_host(x)[5:7]
+    method.tell(scores)
+    assert np.allclose(on_host(method.mu), elite.mean(0), rtol=1e-12)
+    assert np.allclose(on_host(method.covariance), np.cov(elite.T, bias=True), rtol=1e-11, atol=1e-13)
+
+
 def test_covariance_is_that_of_the_elites(array):
     method = CrossEntropyMethod(array([1.0, 2.0, 3.0]), 1.0, 200, elites=50, smoothing=1.0, covariance="full", seed=1)
     x = on_host(method.ask())

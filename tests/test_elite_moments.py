@@ -78,6 +78,19 @@ def test_a_step_is_that_of_the_reference(shape, dtype, score_dtype, kind):
             assert torch.equal(got, expected), name
 
 
+@pytest.mark.parametrize("d", [8, 33])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
+def test_samples_that_are_no_elites_do_not_count(value, d):
+    """Two of eight elites: threads without one have to leave sample 0 alone."""
+    population, scores = torch.randn(1, 64, d), torch.full((1, 64), math.inf)
+    scores[0, 5:7] = 0
+    population[0, 0] = value
+    state = State.create(torch.zeros(1, d).cuda(), torch.ones(1, d).cuda(), 8, 0, REFIT, 7, False)
+    update(population.cuda(), scores.cuda(), state, Refit(False, 1.0, 1.0, 1.0, 0.0, 5.0, 0.0, 0.0))
+    torch.testing.assert_close(state.mu.cpu(), population[:, 5:7].mean(1), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(state.sigma.cpu(), population[:, 5:7].std(1, correction=0), rtol=1e-5, atol=1e-6)
+
+
 def test_every_run_gives_the_same_bits():
     population, scores = torch.randn(2, 5000, 100, device="cuda"), torch.randn(2, 5000, device="cuda")
     found = set()

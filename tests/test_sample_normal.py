@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import cuops
 import numpy as np
@@ -241,6 +242,16 @@ def test_float16_is_rounded_from_the_numbers_of_float32_by_numpy_and_by_pytorch(
     assert torch.equal(cuops.sample_normal(mu, sigma, 1000, **options), single.half())
     array = cuops.sample_normal(mu.numpy(), sigma.numpy(), 1000, **options)
     np.testing.assert_array_equal(array, single.half().numpy())
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("bounds", [{"low": -1.0, "high": 1.0}, {"low": -1.0}, {"high": 1.0}], ids=str)
+def test_a_mean_that_is_nan_gives_nan_between_bounds(device, kind, bounds):
+    mu = torch.tensor([math.nan, 0.0], device=device)
+    x = cuops.sample_normal(mu if kind == "torch" else mu.cpu().numpy(), 1.0, 64, seed=1, **bounds)
+    x = torch.as_tensor(x)
+    assert x[:, 0].isnan().all()
+    assert x[:, 1].isfinite().all()
 
 
 def test_bounds_may_have_more_dimensions_than_mu(device):

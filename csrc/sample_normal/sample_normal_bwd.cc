@@ -1,6 +1,8 @@
 // The gradient of normal samples on the host.
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
+
 #include "host/error.h"
 #include "sample_normal_params.h"
 
@@ -55,11 +57,14 @@ void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state
   expect_device(partial, "partial", grad.device());
   p.partial = data_of(partial);
   p.step = ceil_div(p.end_group - p.group, chunks);
+  if (ceil_div(p.end_group - p.group, p.step) != chunks) raise("ValueError", "partial: expected no chunk without samples");
   const int device = grad.device().device_id;
   const ContextGuard context(device);
   const Variant variant = variant_for(p, dtype, hardware("sample_normal_bwd", device));
-  const std::int64_t threads = chunks * p.columns * (variant == kColumns ? kSampleThreads : 1) / (variant == kRows4 ? 4 : 1);
-  launch(kernel_for(dtype, variant), device, current_stream(grad.device()), {sample_blocks(threads), kSampleThreads}, &p);
+  const std::int64_t all = chunks * p.columns;
+  const unsigned blocks = variant == kColumns ? static_cast<unsigned>(std::min<std::int64_t>(all, kMostBlocks))
+                                              : sample_blocks(all / (variant == kRows4 ? 4 : 1));
+  launch(kernel_for(dtype, variant), device, current_stream(grad.device()), {blocks, kSampleThreads}, &p);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ bool expect_columns(TensorView t, const char* name, const SampleNormalParams& p,
 
 unsigned sample_blocks(std::int64_t threads, int threads_a_block) {
   const std::int64_t blocks = ceil_div(threads, threads_a_block);
-  if (blocks > INT32_MAX) raise("ValueError", "num_samples: expected fewer samples in one call; split the draw with start");
+  if (blocks > kMostBlocks) raise("ValueError", "num_samples: expected fewer samples in one call; split the draw with start");
   return static_cast<unsigned>(blocks);
 }
 
@@ -42,7 +42,7 @@ void set_groups(SampleNormalParams* p) {
   p->group = p->start / copies / 4;
   p->end_group = (p->start + p->num_samples - 1) / copies / 4 + 1;
   p->whole_group = p->antithetic ? p->end_group : ceil_div(p->start, 4);
-  p->end_whole = std::max((p->start + p->num_samples) / 4, p->whole_group);
+  p->end_whole = p->antithetic ? p->end_group : std::max((p->start + p->num_samples) / 4, p->whole_group);
 }
 
 SampleNormalParams params_of(TensorView samples, const DrawArguments& draw) {

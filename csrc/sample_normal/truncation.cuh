@@ -60,7 +60,7 @@ struct Truncated {
       const double d = sigma * distance_beyond(outside ? fmin(anchor, 1e300) : 0.0, log_p);
       x = outside ? (mirrored ? high - d : low + d) : p < q ? mu - d : mu + d;
     }
-    return fmin(fmax(x, low), high);
+    return x < low ? low : x > high ? high : x;  // NaN stays
   }
 };
 

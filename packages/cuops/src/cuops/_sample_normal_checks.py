@@ -40,8 +40,10 @@ def out(given: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:
     """What the result is written into has its shape and dtype."""
     _arguments.array("out", given, like, "mu")
     wanted, got = _arguments.dtype_name(dtype), _arguments.dtype_name(given.dtype)
-    if tuple(given.shape) != tuple(sizes) or wanted != got:
-        raise ValueError(f"out: expected shape {tuple(sizes)} and dtype {wanted}, got {tuple(given.shape)} and {got}")
+    if wanted != got:
+        raise TypeError(f"out: expected dtype {wanted}, got {got}")
+    if tuple(given.shape) != tuple(sizes):
+        raise ValueError(f"out: expected shape {tuple(sizes)}, got {tuple(given.shape)}")
     if _arguments.is_ndarray(given) and not given.flags.writeable:
         raise ValueError("out: expected a writable array, got a read-only one")
 

@@ -97,7 +97,7 @@ def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sampl
     sums = torch.float64 if grad.dtype == torch.float64 else torch.float32
     partial = grad.new_empty((chunks, 2, mu.numel()), dtype=sums)
     lib.sample_normal_bwd(partial, grad, state, seed, stream, start, sample_dim, shared, antithetic)
-    dmu, dsigma = partial.sum(0).reshape(2, *mu.shape)
+    dmu, dsigma = (partial[0] if chunks == 1 else partial.sum(0)).reshape(2, *mu.shape)
     return dmu.to(mu.dtype, copy=True), dsigma.to(sigma.dtype, copy=True), mu.new_empty(0), mu.new_empty(0)
 
 

@@ -8,16 +8,13 @@ from typing import Any
 from .._arguments import is_tensor
 from .._torch import torch
 
-SCORES = ("best", "elite_mean", "elite_worst", "best_so_far")
-
 
 @dataclasses.dataclass(eq=False)
 class History:
     """Scores and spread by step. Recording does not make the host wait for a GPU; reading does, once for new steps.
 
-    Each of `best`, `elite_mean`, `elite_worst`, `best_so_far` and `sigma` (the mean of the standard deviations) is an
-    array ``(steps, *batch)`` of float64; NaN where no score of a step was finite. `evaluations` are those of one
-    problem by then.
+    Each of `best`, `elite_mean`, `elite_worst`, `best_so_far` and `sigma` is an array ``(steps, *batch)`` of float64;
+    NaN where no score of a step was finite. `evaluations` are those of one problem by then.
     """
 
     method: Any
@@ -35,10 +32,33 @@ class History:
     def __len__(self) -> int:
         return len(self.evaluations)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in (*SCORES, "sigma"):
-            raise AttributeError(f"History has no {name!r}")
-        return self._table()[..., [*SCORES, "sigma"].index(name)].reshape(len(self), *self.method.batch_shape)
+    @property
+    def best(self) -> Any:
+        """The best score of each step."""
+        return self._column(0)
+
+    @property
+    def elite_mean(self) -> Any:
+        """The mean score of each step's elites."""
+        return self._column(1)
+
+    @property
+    def elite_worst(self) -> Any:
+        """The worst score among each step's elites."""
+        return self._column(2)
+
+    @property
+    def best_so_far(self) -> Any:
+        """The best score up to each step."""
+        return self._column(3)
+
+    @property
+    def sigma(self) -> Any:
+        """The mean of the standard deviations after each step."""
+        return self._column(4)
+
+    def _column(self, number: int) -> Any:
+        return self._table()[..., number].reshape(len(self), *self.method.batch_shape)
 
     def _table(self) -> Any:
         """(steps, problems, 5) on the host."""

@@ -157,10 +157,23 @@ def minimize(
 
 
 def maximize(
-    function: Callable[[Any], Any], mu: Any, sigma: Any, num_samples: int | None = None, **options: Any
+    function: Callable[[Any], Any],
+    mu: Any,
+    sigma: Any,
+    num_samples: int | None = None,
+    *,
+    steps: int = 100,
+    callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = False,
+    vectorized: bool = True,
+    cuda_graph: bool = False,
+    **options: Any,
 ) -> Result:
-    """As `minimize`, for the greatest ``function(x)``."""
-    return minimize(function, mu, sigma, num_samples, **options, maximize=True)
+    """Searches the x of the greatest ``function(x)``; arguments, result and errors are those of `minimize`."""
+    own: dict[str, Any] = {"steps": steps, "callbacks": callbacks, "progress": progress, "vectorized": vectorized}
+    if "maximize" in options:
+        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
+    return minimize(function, mu, sigma, num_samples, **own, cuda_graph=cuda_graph, **options, maximize=True)
 
 
 def _one_by_one(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:

@@ -42,10 +42,11 @@ def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit:
     xp = library_of(population)
     d = state.mu.shape[1]
     count = state.counts[:, :1]
-    rows = _elite_rows(population, state.indices)
-    weight = xp.zeros_like(rows[..., 0]) + (state.indices >= 0)  # in the dtype of the state
-    centred = (rows - elite_mu[:, None]) * xp.sqrt(weight / xp.clip(count, 1, None))[..., None]
-    centred = centred if xp is torch else centred.astype(rows.dtype)
+    rows, elite = _elite_rows(population, state.indices), (state.indices >= 0)[..., None]
+    centred = xp.where(elite, rows - elite_mu[:, None], xp.zeros_like(rows))
+    elites = xp.empty_like(elite_mu[:, :1])
+    elites[...] = xp.clip(count, 1, None)
+    centred = centred / xp.sqrt(elites)[..., None]
     covariance = centred.swapaxes(-1, -2) @ centred
     eye = xp.eye(d, dtype=rows.dtype) if xp is not torch else torch.eye(d, dtype=rows.dtype, device=rows.device)
     # The diagonal is the kernel's, which has the noise.
