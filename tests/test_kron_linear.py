@@ -93,6 +93,7 @@ FACTORS = {
     "transposed": lambda w: w.mT.contiguous().mT,
     "every second column": lambda w: w.repeat_interleave(2, 1)[:, ::2],
     "expanded": lambda w: w[:1].expand(w.shape),
+    "negated on reading": lambda w: torch._neg_view(w),  # as the imaginary part of a conjugate is
 }
 
 

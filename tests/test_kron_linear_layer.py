@@ -231,6 +231,30 @@ def test_from_linear_draws_nothing(device):
     assert all(p.requires_grad for p in found.parameters())
 
 
+def test_from_linear_takes_what_inference_mode_made():
+    with torch.inference_mode():
+        linear = torch.nn.Linear(6, 4)
+    found, _ = KronLinear.from_linear(linear, (2, 3), (2, 2))
+    assert not any(p.is_inference() for p in found.parameters())
+
+
+class Scaled(KronLinear):
+    """Has more than the parameters, and no argument for a device."""
+
+    def __init__(self, in_factors, out_factors, bias=True, dtype=None):
+        super().__init__(in_factors, out_factors, bias, dtype=dtype)
+        self.register_buffer("scale", torch.full((1,), 3.0))
+
+
+def test_from_linear_calls_the_constructor_of_a_derived_class(device):
+    linear = torch.nn.Linear(6, 4, device=device, dtype=torch.float64)
+    found, _ = Scaled.from_linear(linear, (2, 3), (2, 2))
+    assert type(found) is Scaled
+    assert found.scale.tolist() == [3.0]
+    assert {p.device for p in found.parameters()} == {linear.weight.device}
+    assert {p.dtype for p in found.parameters()} == {torch.float64}
+
+
 def test_a_weight_that_is_not_finite_is_refused():
     linear = torch.nn.Linear(6, 4)
     linear.weight.data[0, 0] = float("nan")

@@ -232,14 +232,6 @@ def test_a_compiled_backward_is_one_graph():
     torch.testing.assert_close(x.grad, want, rtol=1e-10, atol=1e-10)
 
 
-def test_forward_mode_differentiation(device):
-    x, factors, _ = arguments(SAMPLES["both"], torch.float64, device)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, 2 * x)
-        tangent = torch.autograd.forward_ad.unpack_dual(cuops.kron_linear(dual, factors)).tangent
-    torch.testing.assert_close(tangent.cpu(), 2 * definition(x, factors))
-
-
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sample", SAMPLES)

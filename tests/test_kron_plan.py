@@ -16,21 +16,19 @@ gpu = pytest.mark.gpu
     ("arguments", "keywords", "error", "named"),
     [
         ((4, [(2, 2)], "int8"), {}, TypeError, "dtype"),
-        ((4, []), {}, ValueError, "sizes"),
-        ((4, 8), {}, TypeError, "sizes"),
-        ((4, [(2, 0)]), {}, ValueError, r"sizes\[0\]"),
-        ((4, [(2, 2), (2, 2, 2)]), {}, ValueError, r"sizes\[1\]"),
-        ((4, [(1, 2, 3), (4,)]), {}, ValueError, r"sizes\[0\]"),
-        ((4, [8, 8]), {}, ValueError, r"sizes\[0\]"),
-        ((4, [(2, 2.5)]), {}, TypeError, r"sizes\[0\]"),
-        ((4, [(2, True)]), {}, TypeError, r"sizes\[0\]"),
-        ((4, ["22"]), {}, TypeError, r"sizes\[0\]"),
-        ((4, [(2, 2), (2, 1 << 63)]), {}, ValueError, r"sizes\[1\]"),
+        ((4, []), {}, ValueError, "shapes"),
+        ((4, 8), {}, TypeError, "shapes"),
+        ((4, [(2, 0)]), {}, ValueError, r"shapes\[0\]"),
+        ((4, [(2, 2), (2, 2, 2)]), {}, ValueError, r"shapes\[1\]"),
+        ((4, [(1, 2, 3), (4,)]), {}, ValueError, r"shapes\[0\]"),
+        ((4, [8, 8]), {}, ValueError, r"shapes\[0\]"),
+        ((4, [(2, 2.5)]), {}, TypeError, r"shapes\[0\]"),
+        ((4, [(2, True)]), {}, TypeError, r"shapes\[0\]"),
+        ((4, ["22"]), {}, TypeError, r"shapes\[0\]"),
+        ((4, [(2, 2), (2, 1 << 63)]), {}, ValueError, r"shapes\[1\]"),
         ((0, [(2, 2)]), {}, ValueError, "rows"),
         ((4.0, [(2, 2)]), {}, TypeError, "rows"),
         ((True, [(2, 2)]), {}, TypeError, "rows"),
-        ((4, [(2, 2)]), {"inner": 0}, ValueError, "inner"),
-        ((4, [(2, 2)]), {"inner": "1"}, TypeError, "inner"),
         ((4, [(2, 2)]), {"device": -1}, ValueError, "device"),
         ((4, [(2, 2)]), {"device": "cpu"}, ValueError, "device"),
         ((4, [(2, 2)]), {"device": "first"}, ValueError, "device"),
@@ -56,9 +54,9 @@ class Asked:
 def test_asks_the_library_for_plain_numbers(kind, device, monkeypatch):
     asked = Asked()
     monkeypatch.setattr(_backend, "library", lambda: asked)
-    plan = cuops.kron_plan(np.int32(7), kind([(2, 3), (4, 5)]), torch.float16, device=device, allow_tf32=True, inner=3)
+    plan = cuops.kron_plan(np.int32(7), kind([(2, 3), (4, 5)]), torch.float16, device=device, allow_tf32=True)
     assert plan.microseconds == 1.5
-    assert asked.arguments == (2, 7, [2, 3, 4, 5], 3, True, 1)
+    assert asked.arguments == (2, 7, [2, 3, 4, 5], 1, True, 1)
     assert {type(number) for number in (asked.arguments[1], *asked.arguments[2], asked.arguments[5])} == {int}
 
 

@@ -195,6 +195,31 @@ def test_transforms_of_torch_func(device):
         close(transform(call), transform(formula))
 
 
+def test_transforms_of_a_gradient_whose_graph_is_there(device):
+    x, v, t = (make((3, 6), torch.float64, device, seed) for seed in range(3))
+    x.requires_grad_()
+    found = []
+    for f in (cuops.rms_norm, lambda t: t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt()):
+        y = f(x)
+
+        def gradient(v, y=y, create_graph=False):
+            return torch.autograd.grad(y, x, v, retain_graph=True, create_graph=create_graph)[0]
+
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(v, t)
+            tangent = torch.autograd.forward_ad.unpack_dual(gradient(dual)).tangent
+        found.append(
+            (
+                tangent,
+                torch.func.jvp(gradient, (v,), (t,))[1],
+                torch.func.jacrev(lambda v: gradient(v, create_graph=True))(v),
+                torch.func.vmap(gradient)(torch.stack([v, t])),
+            )
+        )
+    for got, want in zip(*found, strict=True):
+        close(got, want)
+
+
 def test_forward_mode_differentiation(device):
     x, tangent = make((3, 6), torch.float64, device), make((3, 6), torch.float64, device, 1)
     with torch.autograd.forward_ad.dual_level():

@@ -227,6 +227,23 @@ class OtherNorm(torch.nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weight + self.offset, self.epsilon)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda module: module.compile(backend="eager"), "it is compiled by itself, as it is now"),
+        (lambda module: setattr(module, "eps", -1e-6), "its eps is no finite number of at least 0: -1e-06"),
+        (lambda module: setattr(module, "eps", torch.ones(())), "its eps is no finite number of at least 0: 1.0"),
+    ],
+    ids=["compiled", "negative eps", "a tensor as eps"],
+)
+def test_modules_that_would_not_work_are_left_alone(change, reason):
+    model = torch.nn.Sequential(torch.nn.RMSNorm(8), torch.nn.RMSNorm(8))
+    change(model[1])
+    replacement = cuops.nn.replace_rms_norm(model)
+    assert [path for path, _ in replacement.replaced] == ["0"]
+    assert [(path, found) for path, _, found in replacement.left] == [("1", reason)]
+
+
 def test_other_classes_are_replaced_on_request():
     model, x = torch.nn.Sequential(OtherNorm(8, 1.0), OtherNorm(8, 2.0)), make((3, 8))
     want = model(x)

@@ -20,6 +20,13 @@ GRADIENT_SHAPES = [(3, 5), (40, 64), (7, 1000), (33, 1024), (5, 4096), (3, 4097)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_may_be_written_into(dtype, device):
+    x = make((3, 8), dtype, device).requires_grad_()
+    for result in cuops.rms_norm(x, return_rstd=True):
+        result.add_(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape", [*GRADIENT_SHAPES, pytest.param((9, 40000), marks=gpu), pytest.param((3, 131072), marks=gpu)], ids=str
 )

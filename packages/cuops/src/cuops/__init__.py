@@ -5,12 +5,22 @@
 
 from . import errors
 from .kron_linear import kron_linear
-from .kron_plan import kron_plan
+from .kron_plan import KronGroup, KronPlan, kron_plan
 from .pinned import pinned_empty
 from .rms_norm import rms_norm, rms_norm_
 from .sample_normal import sample_normal
 
-__all__ = ["errors", "kron_linear", "kron_plan", "pinned_empty", "rms_norm", "rms_norm_", "sample_normal"]
+__all__ = [
+    "KronGroup",
+    "KronPlan",
+    "errors",
+    "kron_linear",
+    "kron_plan",
+    "pinned_empty",
+    "rms_norm",
+    "rms_norm_",
+    "sample_normal",
+]
 SUBPACKAGES = ("cem", "nn")  # imported when they are asked for
 
 

@@ -68,7 +68,7 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         ma = sys.modules.get("numpy.ma")
         if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
             raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
-    elif not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
+    elif isinstance(value, type) or not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
         got = type(value).__qualname__
         raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")
     if is_ndarray(value) and not value.dtype.isnative:

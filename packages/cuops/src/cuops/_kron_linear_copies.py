@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _backend
-from ._transforms import PLAIN, is_batched
+from ._transforms import PLAIN, takes_formula
 
 # The least rows and columns of matrices that the library transposes faster than PyTorch, by an element's bytes.
 LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
@@ -14,7 +14,7 @@ LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
 
 def _is_read(t: Tensor) -> bool:
     """Whether the library's own kernels may read t, of which nothing but its elements then matters."""
-    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not is_batched(t)
+    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not takes_formula(t)
     return is_plain and t.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
 
 

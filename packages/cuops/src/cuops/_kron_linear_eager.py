@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._kron_linear_bwd import Kept
 from ._kron_linear_torch import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states, of_sizes
-from ._transforms import PLAIN, is_batched, is_transformed
+from ._transforms import PLAIN, is_transformed, takes_formula
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -25,7 +25,7 @@ def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
         return False
     dtype, device, rows, columns = x.dtype, x.device, 1, 1
     for w in factors:
-        if type(w) not in PLAIN or w.dtype is not dtype or w.device != device or w.dim() != 2:
+        if type(w) not in PLAIN or w.dtype is not dtype or w.device != device or w.dim() != 2 or w.is_neg():
             return False
         o, i = w.shape
         rows, columns = rows * o, columns * i
@@ -72,7 +72,7 @@ class _Direct(torch.autograd.Function):
         if x is None:
             x = of_sizes(dy, ctx.sizes)
         arguments = dy, x, factors, needs_x, needs_factors, needs_bias
-        if is_batched(dy):
+        if takes_formula(dy):
             dx, dfactors, dbias = _bwd_plain(*arguments)
         elif torch.is_grad_enabled() or _is_compiling():
             dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(*arguments)

@@ -12,7 +12,7 @@ from . import _higher_derivatives, _kron_linear_bwd, _kron_linear_kept, referenc
 from ._kron_linear_copies import summed
 from ._kron_linear_fused import fused_chain
 from ._kron_linear_gemm import chain_of_matmuls, chain_of_matmuls_backward, most_between, out_shape
-from ._transforms import is_batched, is_transformed
+from ._transforms import is_transformed, takes_formula
 
 library = torch.library.Library("cuops", "FRAGMENT")
 library.define("kron_linear_fwd(Tensor x, Tensor[] factors, Tensor? bias) -> Tensor")
@@ -26,9 +26,13 @@ def _is_empty(x: Tensor, factors: Sequence[Tensor]) -> bool:
     return x.numel() == 0 or any(w.numel() == 0 for w in factors)
 
 
+def _fwd_empty(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    return reference.kron_linear_torch(x, factors, bias).clone()  # of what may be a view
+
+
 def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     if _is_empty(x, factors):
-        return reference.kron_linear_torch(x, factors, bias)
+        return _fwd_empty(x, factors, bias)
     return fused_chain(x, factors, bias)
 
 
@@ -37,7 +41,7 @@ def forward_and_states(
 ) -> tuple[Tensor, _kron_linear_bwd.Kept]:
     """y, and what is kept for the factors' gradients beside x and the factors."""
     if _is_empty(x, factors):
-        return reference.kron_linear_torch(x, factors, bias), _kron_linear_bwd.NOTHING
+        return _fwd_empty(x, factors, bias), _kron_linear_bwd.NOTHING
     return _kron_linear_kept.forward_and_states(x, factors, bias, needs_factors)
 
 
@@ -58,7 +62,7 @@ def _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ign
 
 def _fwd_cpu(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     if _is_empty(x, factors):
-        return reference.kron_linear_torch(x, factors, bias)
+        return _fwd_empty(x, factors, bias)
     y, rows = x.new_empty(out_shape(x, factors)), x.numel() // x.shape[-1]
     flat, to, wide = x.reshape(rows, -1), y.view(rows, -1), [w.double() for w in factors]
     for part in reference.some_rows(rows, most_between(factors), reference.KRON_CHUNK):
@@ -118,8 +122,9 @@ def _bwd_fake(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: igno
 
 def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     x, factors, bias = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, *factors)
+    ctx.has_bias, ctx.sizes = bias is not None, x.shape
+    needs_factors = any(ctx.needs_input_grad[1 : 1 + len(factors)])  # which are not in a list of their own yet
+    ctx.save_for_backward(x if needs_factors else None, *factors)
 
 
 def of_sizes(dy: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -130,11 +135,10 @@ def of_sizes(dy: Tensor, sizes: Sequence[int]) -> Tensor:
 def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]
     x, *factors = ctx.saved_tensors
     needs_x, needs_factors, needs_bias = ctx.needs_input_grad
-    if not any(needs_factors):
-        x = of_sizes(dy, x.shape)
+    if x is None:
+        x = of_sizes(dy, ctx.sizes)
     needs_bias = ctx.has_bias and needs_bias
-    # Several gradients at once go through the formula, as the operator has no rule for them.
-    backward = _bwd_plain if is_batched(dy) else torch.ops.cuops.kron_linear_bwd
+    backward = _bwd_plain if takes_formula(dy) else torch.ops.cuops.kron_linear_bwd
     dx, dfactors, dbias = backward(dy, x, factors, needs_x, list(needs_factors), needs_bias)
     dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
     return dx if needs_x else None, dfactors, dbias if needs_bias else None

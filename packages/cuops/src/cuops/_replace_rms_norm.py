@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     source = getattr(cls.forward, "__globals__", {}).get("__name__")
     if "forward" in vars(module) or (cls not in also and source != cls.__module__):
         return "its forward was patched"
+    if module._compiled_call_impl is not None:
+        return "it is compiled by itself, as it is now"
     if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= {"weight", "bias"}:
         return "it has other parameters than weight and bias, or no weight at all"
     if module._parameters["weight"] is None and cls is not torch.nn.RMSNorm:
@@ -150,6 +153,9 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
                 f"also: expected attributes that {cls.__qualname__} has, got {', '.join(map(repr, missing))}"
             )
         return f"it has no attribute {missing[0]}"
+    eps = getattr(module, formula.eps)
+    if eps is not None and not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
+        return f"its eps is no finite number of at least 0: {eps}"
     own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS}
     if cls not in also and own != {formula.eps}:
         return f"it has attributes that its class is not known for: {', '.join(sorted(own ^ {formula.eps}))}"

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _backend, errors
-from ._rms_norm_torch import _bwd_cuda
-from ._transforms import PLAIN, is_batched
+from ._rms_norm_torch import _bwd_cuda, _bwd_plain
+from ._transforms import PLAIN, takes_formula
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
@@ -96,9 +96,10 @@ class _Direct(torch.autograd.Function):
         if dy is None:
             return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
         bias_dtype, eps, weight_offset = ctx.constants
-        batched = is_batched(dy) or (dh is not None and is_batched(dh))
-        watched = batched or torch.is_grad_enabled() or _is_compiling()
+        watched = torch.is_grad_enabled() or _is_compiling()
         backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
+        if takes_formula(dy, dh):
+            backward = _bwd_plain
         sums = wants_weight, bias_dtype if wants_bias else None
         dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
         return (

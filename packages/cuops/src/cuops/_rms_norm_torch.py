@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import _backend, _higher_derivatives, reference
 from ._arguments import dtype_name
-from ._transforms import is_transformed
+from ._transforms import is_transformed, takes_formula
 
 CHUNK = 1 << 16  # elements that the CPU works on at a time
 
@@ -54,7 +54,8 @@ def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type
 
 def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
-    return y.contiguous(), x.new_empty(0) if residual is None else h.contiguous(), rstd.contiguous()
+    h = x.new_empty(0) if residual is None else h.contiguous()
+    return y.contiguous(), h, rstd.clone(memory_format=torch.contiguous_format)  # which in float64 is a view
 
 
 def _parts(*arrays):  # type: ignore[no-untyped-def]
@@ -161,7 +162,8 @@ def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     if dy is not None:
         arrays = dy, dh if ctx.has_residual else None, h, weight
         sums = needs_dweight, ctx.bias_dtype if needs_dbias else None
-        dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(*arrays, *sums, ctx.eps, ctx.weight_offset)
+        backward = _bwd_plain if takes_formula(dy, dh) else torch.ops.cuops.rms_norm_bwd
+        dx, dweight, dbias = backward(*arrays, *sums, ctx.eps, ctx.weight_offset)
     elif dh is not None and ctx.has_residual:
         dx = dh
     if drstd is not None:

@@ -25,3 +25,8 @@ def is_batched(gradient: Tensor) -> bool:
     """Whether this stands for several gradients: in a vmap of torch.func, or in that of is_grads_batched."""
     # torch.compile does not follow the question.
     return not _is_compiling() and (_is_legacy_batched(gradient) or _is_wrapped(gradient))
+
+
+def takes_formula(*gradients: Tensor | None) -> bool:
+    """Whether what follows has to be PyTorch's own operations: under transforms, and for batches of gradients."""
+    return is_transformed() or any(g is not None and is_batched(g) for g in gradients)

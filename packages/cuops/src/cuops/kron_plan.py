@@ -17,20 +17,20 @@ KERNEL = 24  # characters of a kernel's name in a table
 
 
 @dataclass(frozen=True)
-class Group:
+class KronGroup:
     """Neighbouring factors that one kernel applies: one of the library's, or the vendor's GEMM."""
 
-    first: int
-    count: int
-    kernel: str  # its name; GEMM, the vendor's
-    samples: int  # rows of a tile
-    slices: int  # blocks that share a tile, each with its part of the outputs
-    columns: int  # of a tile, beyond the group's own; 0 where these are all
-    shared_bytes: int
-    blocks: int
-    nanoseconds: int  # predicted
-    bytes: int  # read and written in device memory
-    operations: int
+    first: int  #: the number of the first of these factors, from 0
+    count: int  #: how many there are
+    kernel: str  #: its name; GEMM, the vendor's
+    samples: int  #: rows of a tile
+    slices: int  #: blocks that share a tile, each with its part of the outputs
+    columns: int  #: of a tile, beyond the group's own; 0 where these are all
+    shared_bytes: int  #: shared memory of a block
+    blocks: int  #: of the launch
+    nanoseconds: int  #: the predicted time
+    bytes: int  #: read and written in device memory
+    operations: int  #: additions and multiplications
 
     @property
     def microseconds(self) -> float:
@@ -44,10 +44,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plan:
+class KronPlan:
     """The groups in the order in which they run; what lies between them is in device memory."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[KronGroup, ...]  #: first what runs first
 
     @property
     def microseconds(self) -> float:
@@ -82,29 +82,27 @@ class Plan:
 
 def kron_plan(
     rows: int,
-    sizes: Iterable[Iterable[int]],
+    shapes: Iterable[Iterable[int]],
     dtype: object = "float32",
     *,
     allow_tf32: bool = False,
     device: Any = 0,
-    inner: int = 1,
-) -> Plan:
+) -> KronPlan:
     """How `cuops.kron_linear` would compute `rows` rows on a GPU: the groups of factors, their kernels and their cost.
 
     Args:
         rows: the product of x's leading dimensions, at least 1.
-        sizes: the shape ``(ok, ik)`` of every factor, at least one, each size at least 1.
+        shapes: that of every factor, ``(ok, ik)``, at least one, each size at least 1.
         dtype: float64, float32, float16 or bfloat16, by name or as PyTorch's or NumPy's.
         allow_tf32: whether float32 may be rounded as TF32 does.
         device: the GPU, by its index or as PyTorch's device, ``"cuda:1"``.
-        inner: neighbours in x for which the factors are the same, at least 1.
 
     Returns:
         A plan, which prints as a table. Times are predicted in microseconds.
 
     Raises:
         TypeError: an argument is of a kind that is not listed here, or the dtype is none of these.
-        ValueError: a size, `rows` or `inner` is less than 1, a shape has not two sizes, there is no factor, x or y has
+        ValueError: a size or `rows` is less than 1, a shape has not two sizes, there is no factor, x or y has
             2^63 elements or more, or the device is no GPU.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
@@ -112,29 +110,28 @@ def kron_plan(
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
     integer("rows", rows, 1, MOST)
-    integer("inner", inner, 1, MOST)
     if not isinstance(allow_tf32, bool):
         raise TypeError(f"allow_tf32: expected True or False, got {allow_tf32!r}")
-    flat = _flat(sizes)
-    if (elements := max(math.prod(flat[::2]), math.prod(flat[1::2])) * int(rows) * int(inner)) > MOST:
-        raise ValueError(f"sizes: expected x and y of less than 2^63 elements, got {elements}")
-    numbers = int(rows), flat, int(inner), allow_tf32, _index(device)
+    flat = _flat(shapes)
+    if (elements := max(math.prod(flat[::2]), math.prod(flat[1::2])) * int(rows)) > MOST:
+        raise ValueError(f"shapes: expected x and y of less than 2^63 elements, got {elements}")
+    numbers = int(rows), flat, 1, allow_tf32, _index(device)
     found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
-    return Plan(tuple(Group(first, count, str(kernel), *rest) for first, count, kernel, *rest in found))
+    return KronPlan(tuple(KronGroup(first, count, str(kernel), *rest) for first, count, kernel, *rest in found))
 
 
-def _flat(sizes: Any) -> list[int]:
+def _flat(shapes: Any) -> list[int]:
     """The sizes of all factors in a row."""
-    if not isinstance(sizes, Iterable):
-        raise TypeError(f"sizes: expected a list of pairs of integers, got {type(sizes).__qualname__}")
-    shapes = [tuple(shape) if isinstance(shape, Iterable) else (shape,) for shape in sizes]
+    if not isinstance(shapes, Iterable):
+        raise TypeError(f"shapes: expected a list of pairs of integers, got {type(shapes).__qualname__}")
+    shapes = [tuple(shape) if isinstance(shape, Iterable) else (shape,) for shape in shapes]
     if not shapes:
-        raise ValueError("sizes: expected at least one pair of integers, got none")
+        raise ValueError("shapes: expected at least one pair of integers, got none")
     for k, shape in enumerate(shapes):
         if len(shape) != 2:
-            raise ValueError(f"sizes[{k}]: expected two integers, got {shape}")
+            raise ValueError(f"shapes[{k}]: expected two integers, got {shape}")
         for size in shape:
-            integer(f"sizes[{k}]", size, 1, MOST)
+            integer(f"shapes[{k}]", size, 1, MOST)
     return [int(size) for shape in shapes for size in shape]
 
 

@@ -11,9 +11,9 @@ from . import _arguments, _backend, _dlpack, _driver, errors
 def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
     """A NumPy array in page-locked memory, not initialised, as `numpy.empty` makes one in ordinary memory.
 
-    `cuops.rms_norm` and `cuops.rms_norm_` copy such arrays to and from the GPU at the full speed of PCIe. Locking takes
-    longer than a copy, and takes memory from the rest of the machine: make such an array once and use it often. The
-    memory is freed with the last array that views it.
+    The operators copy such arrays, their inputs and what is given as `out`, to and from the GPU at the full speed of
+    PCIe. Locking takes longer than a copy, and takes memory from the rest of the machine: make such an array once and
+    use it often. The memory is freed with the last array that views it.
 
     Args:
         shape: an int or a sequence of ints, each at least 0.

@@ -116,10 +116,20 @@ def rms_norm_(
 ) -> Any:
     """`rms_norm` in place: writes y into x, which has at least two dimensions, and returns x.
 
-    x is a torch tensor or a NumPy array. Other arguments, and errors, are those of `rms_norm`. A read-only array is a
-    ValueError, and so are one of fewer dimensions, one with a stride that does not step over all that lies within, as
-    elements would share memory, and an inference tensor outside of inference mode.
     Where gradients are wanted, they go through copies.
+
+    Args:
+        x: a torch tensor or a NumPy array.
+        weight, bias, eps, weight_offset, normalized_shape: as those of `rms_norm`.
+
+    Returns:
+        x.
+
+    Raises:
+        TypeError: x is neither; or as `rms_norm` raises it.
+        ValueError: x is read-only, has fewer dimensions, has a stride that does not step over all that lies within, so
+            that elements share memory, or is an inference tensor outside of inference mode; or as `rms_norm` raises it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
     if len(x.shape) < 2:
@@ -165,9 +175,10 @@ def _check(
         raise TypeError(f"out_dtype: expected float64, float32, float16 or bfloat16, got {out_dtype}")
     if residual is not None:
         _arguments.array("residual", residual, x)
-        if residual.shape != x.shape or residual.dtype != x.dtype:
-            got = f"{tuple(residual.shape)} and {residual.dtype}"
-            raise ValueError(f"residual: expected x's shape {tuple(x.shape)} and dtype {x.dtype}, got {got}")
+        if residual.dtype != x.dtype:
+            raise TypeError(f"residual: expected x's dtype {x.dtype}, got {residual.dtype}")
+        if residual.shape != x.shape:
+            raise ValueError(f"residual: expected x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
     shape = None if normalized_shape is None else _arguments.sizes("normalized_shape", normalized_shape)
     if shape is not None:
         _arguments.trailing_shape("normalized_shape", shape, x)
@@ -189,8 +200,10 @@ def _check_out(out: Any, x: Any, out_dtype: Any) -> None:
         raise TypeError(f"out: expected a numpy.ndarray, with x a numpy.ndarray, got a {got}")
     _arguments.array("out", out)
     dtype = _arguments.dtype_name(out_dtype or x.dtype)
-    if out.shape != x.shape or _arguments.dtype_name(out.dtype) != dtype:
-        raise ValueError(f"out: expected shape {x.shape} and dtype {dtype}, got {out.shape} and {out.dtype}")
+    if _arguments.dtype_name(out.dtype) != dtype:
+        raise TypeError(f"out: expected dtype {dtype}, got {out.dtype}")
+    if out.shape != x.shape:
+        raise ValueError(f"out: expected shape {x.shape}, got {out.shape}")
     if not out.flags.writeable:
         raise ValueError("out: expected a writable array, got a read-only one")
     _arguments.apart("out", out)

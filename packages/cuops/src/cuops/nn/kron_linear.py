@@ -81,7 +81,8 @@ class KronLinear(torch.nn.Module):
         """The layer with the weight nearest to that of `linear`, and their relative distance in the Frobenius norm.
 
         The product of two factors is the nearest there is; that of more factors is a local optimum. The bias is copied.
-        The layer is in training mode if `linear` is, and its parameters want gradients as those of `linear` do.
+        The layer is in training mode if `linear` is, and its parameters want gradients as those of `linear` do. A class
+        derived from this one is called with the sizes, whether there is a bias, and the dtype.
 
         Raises:
             TypeError: linear is not a `torch.nn.Linear`, or its weight is not float64, float32, float16 or bfloat16.
@@ -107,11 +108,15 @@ class KronLinear(torch.nn.Module):
             got = math.prod(_sizes(name, sizes))
             if got != wanted:
                 raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
-        if not weight.isfinite().all():
+        if not weight.detach().isfinite().all():
             raise ValueError("linear: expected a finite weight, got one with infinities or NaN")
-        made = {"device": weight.device, "dtype": weight.dtype}
-        layer: KronLinear = torch.nn.utils.skip_init(cls, in_factors, out_factors, bias is not None, **made)
-        nearest, error = nearest_kronecker(weight, layer.out_factors, layer.in_factors)
+        made = in_factors, out_factors, bias is not None
+        if cls is KronLinear:  # which so draws nothing
+            layer = torch.nn.utils.skip_init(cls, *made, device=weight.device, dtype=weight.dtype)
+        else:
+            with torch.device(weight.device):
+                layer = cls(*made, dtype=weight.dtype)
+        nearest, error = nearest_kronecker(weight.detach(), layer.out_factors, layer.in_factors)
         with torch.no_grad():
             for w, found in zip(layer.factors, nearest, strict=True):
                 w.copy_(found).requires_grad_(weight.requires_grad)

@@ -1,0 +1,49 @@
+"""What autograd keeps of kron_linear, gives back, and differentiates forwards."""
+
+from __future__ import annotations
+
+import cuops
+import torch
+from kron_samples import SAMPLES, arguments, definition, exact_gradients
+
+
+def test_forward_mode_differentiation_of_a_gradient_whose_graph_is_there(device):
+    x, factors, _ = arguments(SAMPLES["both"], torch.float64, device)
+    x.requires_grad_()
+    y = cuops.kron_linear(x, factors)
+    v, t = torch.randn_like(y), torch.randn_like(y)
+    with torch.autograd.forward_ad.dual_level():
+        (dx,) = torch.autograd.grad(y, x, torch.autograd.forward_ad.make_dual(v, t))
+        tangent = torch.autograd.forward_ad.unpack_dual(dx).tangent
+    want, *_ = exact_gradients(t, x, factors)
+    torch.testing.assert_close(tangent.cpu(), want, rtol=1e-10, atol=1e-10)
+
+
+def test_forward_mode_differentiation(device):
+    x, factors, _ = arguments(SAMPLES["both"], torch.float64, device)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, 2 * x)
+        tangent = torch.autograd.forward_ad.unpack_dual(cuops.kron_linear(dual, factors)).tangent
+    torch.testing.assert_close(tangent.cpu(), 2 * definition(x, factors))
+
+
+def test_x_is_not_kept_for_frozen_factors(device):
+    x, factors, bias = arguments(SAMPLES["both"], torch.float64, device)
+    want, *_ = exact_gradients(torch.ones(*x.shape[:-1], 66), x, factors)
+    x.requires_grad_()
+    between = x * 1
+    y = cuops.kron_linear(between, factors)
+    between.add_(1)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), want, rtol=1e-10, atol=1e-10)
+    with torch.inference_mode():
+        fixed = x.detach() * 1
+    cuops.kron_linear(fixed, factors, bias.requires_grad_()).sum().backward()
+    assert torch.equal(bias.grad.cpu(), torch.full((66,), 6.0, dtype=torch.float64))
+
+
+def test_results_may_be_written_into(device):
+    w = torch.ones(4, 4, dtype=torch.float64, device=device)
+    for shape, factors in (((0, 4), [w]), ((2, 0), [w[:, :0]])):
+        x = torch.ones(shape, dtype=torch.float64, device=device, requires_grad=True)
+        cuops.kron_linear(x, factors).add_(1).sum().backward()
