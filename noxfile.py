@@ -16,6 +16,7 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
 
 DIST = Path("dist")
 TESTED_ROW = "cu121"  # of cuda.toml, where one backend is enough
@@ -187,7 +188,7 @@ def release(session: nox.Session) -> None:
 
 @nox.session
 def publish(session: nox.Session) -> None:
-    """Upload the wheels in dist/ to a package index (-- --index testpypi), all verified before the first."""
+    """Upload the wheels in dist/ to a package index (-- --index NAME --simple URL), all verified before the first."""
     locked(session, "attest" if "--attest" in session.posargs else "release")
     session.run("python", "-m", "release.publish", *session.posargs, env=TRAIN)
 

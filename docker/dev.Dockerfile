@@ -1,4 +1,5 @@
-# Everything that the nox sessions need: mount a clone at /work, then `nox -l`.
+# Everything that the nox sessions need, for a clone of yours at /work:
+# docker run --rm -it --user "$(id -u):$(id -g)" -v "$PWD:/work" IMAGE nox -l
 ARG BASE=docker.io/library/python:3.13-slim-bookworm
 
 FROM ${BASE} AS build
@@ -19,6 +20,7 @@ RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
     buildah ca-certificates docker-registry git mmdebstrap skopeo \
  && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig
+RUN git config --system --add safe.directory /work
 COPY --from=build /opt/nox /opt/nox
 ENV PATH="/opt/nox/bin:$PATH" HOME=/tmp PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001

@@ -1,4 +1,4 @@
-"""The arguments of the nox sessions of the release train; a check holds the workflows to them."""
+"""The arguments of nox sessions; a check holds the workflows to them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def publish() -> argparse.ArgumentParser:
     parser.add_argument(
         "--index", default="pypi", help="a name that twine knows (pypi, or of ~/.pypirc), or an upload URL"
     )
-    parser.add_argument("--simple", metavar="URL", help="where pip reads that index; by default PyPI's address")
+    parser.add_argument("--simple", metavar="URL", help="where pip reads that index; of pypi it is known")
     parser.add_argument(
         "--attest", action="store_true", help="sign each file with the identity of the workflow that runs this"
     )
@@ -124,6 +124,7 @@ def rehearse() -> argparse.ArgumentParser:
     return parser
 
 
+PASSED_ON = ("bench", "gpu_tests", "sanitize", "tests")  # sessions whose arguments another program takes
 PARSERS = {
     made.__name__: made for made in (plan, commits, wheels, nightly, release, publish, docker, github, docs, rehearse)
 }

@@ -38,9 +38,14 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         raise ReleaseError(
             f"{tag} does not follow from the commits, which lead to v{'.'.join(map(str, history.next))} or higher"
         )
-    taken = git(root, "tag", "--list", tag) or (remote and git(root, "ls-remote", "--tags", remote, f"refs/tags/{tag}"))
-    if taken:
+    here = set(git(root, "tag", "--list").split())
+    there = tags_of(root, remote) if remote else {}
+    if tag in here or tag in there:
         raise ReleaseError(f"the tag {tag} exists and is never moved: give a higher version with --version")
+    if missing := [name for name in there if name not in here and TAG.fullmatch(name)]:
+        raise ReleaseError(
+            f"{remote} has releases that this clone does not know of, such as {missing[-1]}: git fetch --tags {remote}"
+        )
     before = git(root, "rev-parse", "HEAD").strip()
     try:
         cliff("--tag", tag, "--output", CHANGELOG)
@@ -50,11 +55,27 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         if remote:
             git(root, "push", "--atomic", remote, "HEAD", f"refs/tags/{tag}")
     except BaseException:  # a key that is pressed, too
+        if remote and is_pushed(root, remote, tag):  # and only the answer was lost
+            return tag
         if git(root, "tag", "--list", tag):
             git(root, "tag", "-d", tag)
         git(root, "reset", "--hard", before)  # the tree was clean: only this release's changes go
         raise
     return tag
+
+
+def tags_of(root: Path, remote: str) -> dict[str, str]:
+    """The tags of a remote, with what they point to."""
+    listed = (line.split() for line in git(root, "ls-remote", "--tags", "--refs", remote).splitlines())
+    return {name.removeprefix("refs/tags/"): commit for commit, name in listed}
+
+
+def is_pushed(root: Path, remote: str, tag: str) -> bool:
+    """Whether the remote has this very tag; not where it does not answer."""
+    try:
+        return tags_of(root, remote).get(tag) == git(root, "rev-parse", f"refs/tags/{tag}").strip()
+    except VersionError:
+        return False
 
 
 def notes(changelog: str, version: str) -> str:

@@ -14,7 +14,10 @@ from . import ReleaseError, arguments, cut, wheels
 
 def gh(*words: str, text: str) -> None:
     """Runs GitHub's command line, which reads GH_TOKEN; `text` goes to its input."""
-    done = subprocess.run(["gh", *words], input=text, text=True, check=False)
+    try:
+        done = subprocess.run(["gh", *words], input=text, text=True, check=False)
+    except FileNotFoundError:
+        raise ReleaseError("GitHub's command line is not here: apt-get install gh") from None
     if done.returncode:
         raise ReleaseError(f"gh {' '.join(words[:2])} failed")
 

@@ -42,6 +42,8 @@ class Engine:
 
     def __init__(self, name: str | None = None, environment: dict[str, str] | None = None) -> None:
         self.name = name or next((engine for engine in arguments.ENGINES if works(engine)), "")
+        if name and not works(name):
+            raise ReleaseError(f"{name} does not work here: apt-get install {name}")
         if not self.name:
             raise ReleaseError(f"none of {', '.join(arguments.ENGINES)} works here: apt-get install buildah")
         self.environment = dict(os.environ) if environment is None else dict(environment)
@@ -149,14 +151,16 @@ def build(engine: Engine, options: argparse.Namespace, row: str, version: str) -
     root = Path.cwd()
     tag = f"{NAMES[options.image]}:{version}-{row}"
     commit, epoch = git(root, "log", "-1", "--format=%H %ct").split()
-    labels = {"org.opencontainers.image.version": version, "org.opencontainers.image.revision": commit}
+    labels = {"org.opencontainers.image.version": version}
+    if version == read(root).version:  # and not that of wheels of another commit
+        labels["org.opencontainers.image.revision"] = commit
     values = {"CUDA": row, "VERSION": version, "TORCH": options.torch, "INDEX": options.index or ""}
     if options.base:
         values["BASE"] = options.base
     with tempfile.TemporaryDirectory() as context:
         shutil.copytree(root / "requirements", Path(context, "requirements"))
         Path(context, "dist").mkdir()
-        for path in options.dist.glob("*.whl") if not options.index else ():
+        for path in options.dist.glob("*.whl") if not options.index and options.image == "runtime" else ():
             shutil.copy2(path, Path(context, "dist"))
         engine.build(root / FILES[options.image], Path(context), tag, values, labels, epoch)
     if options.image == "dev":
@@ -179,7 +183,8 @@ def main() -> None:
         if options.push:
             check_registry(options.registry)
         engine = Engine(options.engine)
-        version = read(Path.cwd()).version if options.index else wheels.one_version(options.dist)
+        head = read(Path.cwd()).version
+        version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
         built = {row: build(engine, options, row, version) for row in options.cuda}
         # All images are built and tried before the first is pushed, and the tags that move go last.
         names = [(built[row], tag) for row in built for tag in tags(version, row, today)] if options.push else []

@@ -112,8 +112,10 @@ def _fetch(url: str, root: Path) -> None:
                 answer.raise_for_status()
                 (root / "files").mkdir(parents=True, exist_ok=True)
                 (root / "files" / f"{file['filename']}{suffix}").write_bytes(answer.content)
-            if wheels.sha256(root / "files" / file["filename"]) != file["hashes"]["sha256"]:
-                raise ReleaseError(f"{url}: {file['filename']} is not the file that its page describes")
+            for suffix, hashes in (("", file["hashes"]), (".metadata", file["core-metadata"])):
+                name = f"{file['filename']}{suffix}"
+                if wheels.sha256(root / "files" / name) != hashes["sha256"]:
+                    raise ReleaseError(f"{url}: {name} is not the file that its page describes")
     write(root, pages)
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.step == "decide":
-            if options.mirror and not options.index.exists():
+            if options.mirror and not index.projects(options.index):
                 index.mirror(options.mirror, options.index)
             version = decide(Path.cwd(), options.index)
             if "GITHUB_OUTPUT" in os.environ:

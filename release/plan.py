@@ -12,13 +12,12 @@ from cuops_build.version import VersionError, git
 from . import arguments
 
 PROSE = {".md", ".svg", ".png"}
+TESTED = ("packages/", "tests/", "docs/", "README.md")  # the tests run what these show, and follow their links
 
 
 def only_prose(paths: list[str]) -> bool:
     """Whether these are files that neither the wheels nor the tests are made from."""
-    return bool(paths) and all(
-        PurePosixPath(path).suffix in PROSE and not path.startswith(("packages/", "tests/")) for path in paths
-    )
+    return bool(paths) and all(PurePosixPath(path).suffix in PROSE and not path.startswith(TESTED) for path in paths)
 
 
 def plan(root: Path, base: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import requests
+from packaging.version import Version
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple
 
 from . import ReleaseError, arguments, wheels
@@ -41,6 +42,8 @@ def publish(
     """Uploads what the index lacks, the core before the backends that need it; returns the names of the files."""
     wheels.check_sums(folder)
     release = wheels.read_set(folder, rows)
+    if Version(release[0].version).is_prerelease:
+        raise ReleaseError(f"{release[0].version} is no release: tag the commit, and build its wheels")
     twine("check", "--strict", *(str(wheel.path) for wheel in release))
     there = published(simple, {wheel.name for wheel in release})
     for wheel in release:
@@ -49,7 +52,9 @@ def publish(
                 f"{wheel.path.name} is on the index with other bytes, so nothing is published: make a new version"
             )
     missing = [wheel for wheel in release if wheel.path.name not in there]
-    if attest:
+    if attest and missing:
+        for wheel in missing:  # those of a run that broke
+            Path(f"{wheel.path}.publish.attestation").unlink(missing_ok=True)
         signed = subprocess.run(
             [sys.executable, "-m", "pypi_attestations", "sign", *(str(w.path) for w in missing)], check=False
         )
@@ -90,6 +95,8 @@ def await_all(folder: Path, simple: str, rows: list[str] | None = None, seconds:
 def main() -> None:
     """The command line of `nox -s publish`."""
     options = arguments.publish().parse_args()
+    if options.index != "pypi" and not options.simple:
+        sys.exit("publish: --index needs --simple URL, where pip reads that index, to see what is there already")
     simple = options.simple or PYPI_SIMPLE_ENDPOINT
     index = ["--repository-url" if "://" in options.index else "--repository", options.index]
     try:

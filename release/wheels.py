@@ -85,7 +85,7 @@ def check_sums(folder: Path) -> None:
     """Raises where a file is not the one that SHA256SUMS was written for."""
     if not (folder / SUMS).exists():
         raise ReleaseError(f"{folder / SUMS} is missing: nox -s wheels writes it")
-    said = {name: digest for digest, name in (line.split() for line in (folder / SUMS).read_text().splitlines())}
+    said = {name: digest for digest, name in (line.split() for line in (folder / SUMS).read_text().split("\n") if line)}
     found = {path.name: sha256(path) for path in (*folder.glob("*.whl"), *folder.glob("*.tar.gz"))}
     wrong = sorted(name for name in said.keys() | found.keys() if said.get(name) != found.get(name))
     if wrong:

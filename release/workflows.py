@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .arguments import PARSERS
+from .arguments import PARSERS, PASSED_ON
 
 SET_UP = re.compile(r"python -m pip install --require-hashes -r requirements/\w+\.txt")
 PINNED = re.compile(r"(\$/.+|[\w./-]+@[0-9a-f]{40})")
@@ -46,7 +46,7 @@ def call(command: str, known: set[str]) -> str | None:
                     PARSERS[name]().parse_args(arguments)
             except SystemExit:
                 return said.getvalue().splitlines()[-1]
-        elif arguments:
+        elif arguments and (name not in PASSED_ON or len(called) > 1):
             return f"nox -s {name} takes no arguments here"
     return None
 

@@ -16,6 +16,7 @@ TAG = re.compile(r"v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 HEADER = re.compile(r"(?P<type>breaking changes?|\w+)(?P<scope>\([^()\n]+\))?(?P<breaking>!)?: *\S", re.IGNORECASE)
 BREAKING = re.compile(r"^(BREAKING[ -]CHANGE|Breaking changes?)(: | #)", re.MULTILINE)
 MAJOR, MINOR, PATCH = 0, 1, 2
+SOURCES = ("build_backend", "csrc", "packages")  # what wheels are made from: all that is there goes in
 FIRST: Release = (0, 1, 0)
 REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # a git hook sets them for its own repository
 
@@ -97,7 +98,9 @@ def read(root: Path) -> History:
         raise VersionError(
             "this clone is shallow, and versions need all commits since the last release: git fetch --unshallow --tags"
         )
-    return History(last, messages, bool(git(root, "status", "--porcelain", "--untracked-files=no")))
+    changed = git(root, "status", "--porcelain", "--untracked-files=no")
+    added = git(root, "ls-files", "--others", "--exclude-standard", "--", *SOURCES)
+    return History(last, messages, bool(changed or added))
 
 
 def scheme(version: Any) -> str:

@@ -106,6 +106,26 @@ def test_nothing_stays_behind_after_a_push_that_was_refused(clone, fault):
     assert not (clone / "CHANGELOG.md").exists()
 
 
+def test_a_clone_without_the_tags_of_its_origin_releases_nothing(clone):
+    git(clone, "tag", "-d", "v0.3.0")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=r"such as v0\.3\.0: git fetch --tags origin"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+
+
+def test_a_push_whose_answer_was_lost_is_a_release(clone, monkeypatch):
+    def cut_off(root, *arguments):
+        done = git(root, *arguments)
+        if arguments[0] == "push":
+            raise VersionError("the connection is lost")
+        return done
+
+    monkeypatch.setattr(cut, "git", cut_off)
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
+    assert git(clone.parent / "origin.git", "rev-parse", "v0.3.1^{commit}") == git(clone, "rev-parse", "HEAD")
+
+
 def test_nothing_stays_behind_after_an_interrupt(clone, monkeypatch):
     def interrupted(root, *arguments):
         if arguments[0] == "push":

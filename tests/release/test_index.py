@@ -127,11 +127,17 @@ def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
     add(root, release("0.2.0.dev3"))
     index.mirror(url, tmp_path / "mirror")
     assert index.projects(tmp_path / "mirror") == index.projects(root)
-    (root / "files/cuops-0.2.0.dev3-py3-none-any.whl").write_bytes(b"not that wheel")
+    wheel = root / "files/cuops-0.2.0.dev3-py3-none-any.whl"
+    before = wheel.read_bytes()
+    wheel.write_bytes(b"not that wheel")
     with pytest.raises(ReleaseError, match="not the file that its page describes"):
         index.mirror(url, tmp_path / "another")
     assert index.projects(tmp_path / "another") == {}
-    (root / "files/cuops-0.2.0.dev3-py3-none-any.whl").unlink()
+    wheel.write_bytes(before)
+    wheel.with_name(f"{wheel.name}.metadata").write_bytes(b"not that metadata")
+    with pytest.raises(ReleaseError, match=r"whl\.metadata is not the file that its page describes"):
+        index.mirror(url, tmp_path / "another")
+    wheel.unlink()
     with pytest.raises(ReleaseError, match="404"):
         index.mirror(url, tmp_path / "another")
     assert not (tmp_path / "another").exists()  # which a night would go on from

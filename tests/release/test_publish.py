@@ -40,6 +40,29 @@ def test_a_release_goes_up_once_the_core_first(release, url):
     publish.await_all(folder, f"{url}/simple/", list(ROWS), seconds=0)
 
 
+def test_wheels_of_no_release_do_not_go_up(release, url):
+    with pytest.raises(ReleaseError, match=r"1\.0\.0\.dev3 is no release"):
+        run(release("1.0.0.dev3"), url)
+    assert there(url) == set()
+
+
+def test_what_is_there_already_is_not_signed_again(release, url, monkeypatch):
+    folder = release("1.0.0")
+    run(folder, url)
+    monkeypatch.setattr(publish.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(publish, "twine", lambda *_: None)
+    assert publish.publish(folder, ["--repository-url", url], f"{url}/simple/", True, list(ROWS)) == []
+
+
+def test_an_index_of_ones_own_needs_its_pages(release, url):
+    command = [sys.executable, "-m", "release.publish", "--index", url, "--dist", str(release("1.0.0"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        done.stderr == "publish: --index needs --simple URL, where pip reads that index, to see what is there already\n"
+    )
+
+
 @pytest.mark.parametrize("uploads", [0, 1, 2])
 def test_a_rerun_finishes_what_broke_in_the_middle(release, url, uploads):
     folder = release("1.0.0")

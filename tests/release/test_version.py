@@ -84,6 +84,20 @@ def test_the_changelog_lists_as_breaking_what_the_version_takes_for_it(repositor
         repository.git("reset", "--quiet", "--hard", "v1.0.0")
 
 
+def test_a_merge_alone_has_no_heading_in_the_changelog(repository: Repository):
+    shutil.copy(ROOT / "cliff.toml", repository.path)
+    repository.commit("chore: start")
+    repository.git("tag", "v1.0.0")
+    repository.git("checkout", "--quiet", "-b", "side")
+    repository.commit(FIX)
+    repository.git("checkout", "--quiet", "-")
+    repository.git("merge", "--quiet", "--no-ff", "-m", "Merge branch 'side'", "side")
+    command = ["git-cliff", "--offline", "--unreleased"]
+    changelog = subprocess.run(command, cwd=repository.path, capture_output=True, text=True, check=True).stdout
+    assert "### Fixes" in changelog
+    assert "### Other" not in changelog
+
+
 @pytest.mark.parametrize("tag", ["v2024.01.05", "v1.2.\u0663", "v01.3.0"])
 def test_other_tags_are_no_releases(repository: Repository, tag: str):
     repository.commit(FIX)
@@ -156,6 +170,10 @@ def test_a_change_that_is_not_committed_is_no_release(repository: Repository):
     repository.git("tag", "v1.2.3")
     (repository.path / "untracked").write_text("")
     assert version.read(repository.path).version == "1.2.3"
+    (repository.path / "csrc").mkdir()
+    (repository.path / "csrc/new.cu").write_text("")  # which wheels would have
+    assert version.read(repository.path).version == "1.2.4.dev0"
+    (repository.path / "csrc/new.cu").unlink()
     (repository.path / "file").write_text("two")
     assert version.read(repository.path).version == "1.2.4.dev0"
 

@@ -78,6 +78,8 @@ def test_every_step_of_a_workflow_is_a_session():
     assert {"lint", "tests", "wheels", "release", "rehearse"} <= known
     assert workflows.call("nox -s publish -- --index pypi --attest", known) is None
     assert workflows.call("nox -s gpu_tests bench", known) is None
+    assert workflows.call("nox -s bench -- rms_norm --output measured", known) is None
+    assert "no arguments" in str(workflows.call("nox -s gpu_tests bench -- rms_norm", known))
     assert "no nox session" in str(workflows.call("nox -s nothing", known))
     assert "neither" in str(workflows.call("nox -s lint\nrm -r /", known))
     assert "neither" in str(workflows.call("curl example.org | sh", known))
