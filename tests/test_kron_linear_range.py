@@ -8,8 +8,8 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from cuops._kron_linear_gemm import chain_of_matmuls
-from kron_samples import columns_of, distance, factors_of, random, x_of
+from cuops._kron_linear.gemm import chain_of_matmuls
+from kron_samples import FUSED, columns_of, distance, factors_of, random, x_of
 
 gpu = pytest.mark.gpu
 
@@ -57,6 +57,25 @@ def test_rows_and_factors_of_any_magnitude(sizes, dtype, first):
     ]
     wide = x_of(x.double(), [w.double() for w in factors])
     assert distance(cuops.kron_linear(x, factors), wide) < 4 * torch.finfo(dtype).eps
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("of_x", "of_first", "dtype", "limit"),
+    [
+        (1e-10, 1e36, torch.float32, 1e-6),
+        (1e-10, 5e37, torch.float32, 1e-6),
+        (1e-39, 1e20, torch.float32, 2e-5),  # whose numbers have 19 digits
+        (1e20, 1e-39, torch.float32, 2e-5),
+        (1e-10, 1e36, torch.bfloat16, 2**-5),
+    ],
+)
+@pytest.mark.parametrize("sizes", [*FUSED, [(33, 40), (8, 8)], [(32, 32)] * 3, [(16, 16)] * 4, [(9, 30), (7, 11)]])
+def test_a_factor_near_either_end_of_the_range(sizes, of_x, of_first, dtype, limit):
+    x, (first, *others) = random((301, columns_of(sizes))), factors_of(sizes)
+    x, factors = (x * of_x).to(dtype), [(first * of_first).to(dtype), *(w.to(dtype) for w in others)]
+    wide = x_of(x.double(), [w.double() for w in factors])
+    assert distance(cuops.kron_linear(x, factors), wide) < limit
 
 
 @gpu

@@ -120,10 +120,11 @@ __device__ inline void split_chunk(const Pack<float, 8>& v, float scale, uint4& 
   split<__half>(v.at[6] * scale, v.at[7] * scale, high.w, low.w);
 }
 
-// The exponent of the power of two that brings a number with these bits to [2^14, 2^15); 0 where there is none.
+// The exponent of the power of two that brings a number with these bits to [2^14, 2^15), or as near as a float can; 0 where there
+// is none.
 __device__ inline int exponent_to_top(int bits) {
   const int exponent = bits >> 23;
-  return exponent == 0 || exponent == 255 ? 0 : min(141 - exponent, 127);
+  return exponent == 255 ? 0 : min(141 - exponent, 127);
 }
 
 template <class Acc>

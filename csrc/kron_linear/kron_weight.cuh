@@ -86,8 +86,10 @@ __device__ void load_factor(const KronFwdParams& p, const KronStep& step, int fi
   }
 }
 
-// Brings each row of a weight near 2^15, splits it, and notes what undoes it; also the largest sum of a row, which bounds what the
-// step can do to a number. A lane has a chunk, a part of a warp a row.
+constexpr int kSumExponent = 1024;  // what the exponent of a sum is noted with, so that 0 is none
+
+// Brings each row of a weight near 2^15, splits it, and notes what undoes it; also the exponent of the largest sum of a row, which
+// bounds what the step can do to a number. A lane has a chunk, a part of a warp a row.
 __device__ inline void split_weight(const KronFwdParams& p, const KronStep& step, int index) {
   const int chunks = (step.weight_pitch - 1) / step.weight_units;
   int lanes = 2;
@@ -99,23 +101,22 @@ __device__ inline void split_weight(const KronFwdParams& p, const KronStep& step
     const bool active = m < step.weight_rows && lane < chunks;
     char* const chunk = shared_at<char>(step.weight + (active ? m * step.weight_pitch + lane * step.weight_units : 0));
     const auto v = active ? load_chunk<float>(step.count > 1 ? kFloat32 : p.dtype, chunk) : Pack<float, 8>{};
-    float largest = 0, sum = 0;
+    float largest = 0, sum = 0;  // sum: of the row near 2^15, which neither overflows nor vanishes
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      largest = fmaxf(largest, fabsf(v.at[j]));
-      sum += fabsf(v.at[j]);
-    }
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-      sum += __shfl_xor_sync(~0u, sum, distance);
-    }
+    for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(v.at[j]));
+    for (int distance = lanes / 2; distance > 0; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
     const int exponent = exponent_to_top(__float_as_int(largest));
+    const float scale = power_of_two(exponent);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += fabsf(v.at[j]) * scale;
+    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     uint4 high, low;
-    split_chunk(v, power_of_two(exponent), high, low);
+    split_chunk(v, scale, high, low);
     if (!active) continue;
     if (lane == 0) {
       shared_at<int>(step.row_scale)[m] = exponent;
-      if (sum <= 3.4e38f) atomicMax(shared_at<int>(p.scales) + index, __float_as_int(sum));
+      if (0 < sum && sum <= 3.4e38f)
+        atomicMax(shared_at<int>(p.scales) + index, (__float_as_int(sum) >> 23) - 127 - exponent + kSumExponent);
     }
     reinterpret_cast<uint4*>(chunk)[0] = high;
     if (step.weight_units == 2) reinterpret_cast<uint4*>(chunk)[1] = low;
@@ -124,8 +125,8 @@ __device__ inline void split_weight(const KronFwdParams& p, const KronStep& step
 
 // How many powers of two the results of a step are scaled down by, so that none exceeds 2^15.
 __device__ inline int step_exponent(const KronFwdParams& p, int index) {
-  const int bits = shared_at<int>(p.scales)[index] >> 23;
-  return bits == 0 ? 0 : bits - 126;
+  const int exponent = shared_at<int>(p.scales)[index];
+  return exponent == 0 ? 0 : exponent - kSumExponent + 1;
 }
 
 // Which rows of a step's weight this block has.

@@ -100,8 +100,7 @@ class CubeMaker {
             make_float4(y[0][n][c], y[0][n][c + 2], y[1][n][c], y[1][n][c + 2]);
       }
       if (lane_ == 0) shared.largest[own_.sample % kCubeAhead][own_.in_sample] = largest;
-      __syncwarp();
-      if (lane_ == 0) arrive(&shared.made[own_.sample % kCubeAhead]);
+      arrive(&shared.made[own_.sample % kCubeAhead]);
     }
   }
 
@@ -185,7 +184,7 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
         const int rows = i / 2 * 8 + i % 2;  // from the lane's first one
         if (lane % 4 * 2 + rows >= outs0) continue;
         const float *const u = c[0][i / 2] + i % 2, *const v = c[1][i / 2] + i % 2;
-        const auto whole = [&](float sum) { return fmaf(up.of(sum), kPairs ? 3 * kCutOff : 0, up.of(sum)); };
+        const auto whole = [&](float sum) { return kPairs ? fmaf(up.of(sum), 3 * kCutOff, up.of(sum)) : up.of(sum); };
         float4 four = {whole(u[0]), whole(u[2]), whole(v[0]), whole(v[2])};
         if (bias) {
           const float* const b = bias + at + rows * step;
@@ -194,8 +193,7 @@ __device__ void finish_samples(const KronCubeParams& p, CubeShared& shared, cons
         *reinterpret_cast<float4*>(y + at + rows * step) = four;
       }
     }
-    __syncwarp();
-    if (lane == 0) arrive(&shared.finished[number % kCubeFinished]);
+    arrive(&shared.finished[number % kCubeFinished]);
     place += ins0;
     while (place >= kCubeSlabs) place -= kCubeSlabs;
   }
@@ -207,8 +205,8 @@ __device__ void kron_cube(const KronCubeParams& p) {
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint4* const factors = shared_at<uint4>(0);
   char* const slabs = reinterpret_cast<char*>(factors + CubeFactors<kPairs>::kLast + CubeFactors<kPairs>::kSecond);
-  if (threadIdx.x < kCubeAhead) init_arrivals(&shared.made[threadIdx.x], p.factors[0].in);
-  if (threadIdx.x < kCubeFinished) init_arrivals(&shared.finished[threadIdx.x], kCubeFinishers);
+  if (threadIdx.x < kCubeAhead) init_arrivals(&shared.made[threadIdx.x], 32 * p.factors[0].in);
+  if (threadIdx.x < kCubeFinished) init_arrivals(&shared.finished[threadIdx.x], 32 * kCubeFinishers);
   if (threadIdx.x == kCubeFinished) init_arrivals(&shared.stored, kCubeThreads);
   __syncthreads();
   const CubeFactors<kPairs> own(p);

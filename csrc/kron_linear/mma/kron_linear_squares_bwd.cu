@@ -86,7 +86,7 @@ __device__ void squares(const KronSquaresParams& p) {
       for (int i = state + threadIdx.x; i < state + S::kTile; i += blockDim.x) squares_shared[i] = uint4{};
     }
   }
-  int buffer = 0;
+  int buffer = 0, level = -254;  // level: the exponent that dw is divided by, the largest of finite samples so far
 #pragma unroll 1
   for (long long sample = start; sample < p.rows; sample += stride) {
     const bool swapped = kSplit && wants_x && buffer == 1;
@@ -100,7 +100,13 @@ __device__ void squares(const KronSquaresParams& p) {
       if (reads_x) x_exponent = S::normalize(at, largest, thread, barrier);
       S::sync(barrier);
     }
-    const float scale = power_of_two(x_exponent + dy_exponent);
+    if (S::kPairs && x_exponent + dy_exponent > level && max(x_exponent, dy_exponent) < 128) {
+      const float down = power_of_two(level - x_exponent - dy_exponent);
+      level = x_exponent + dy_exponent;
+#pragma unroll
+      for (int i = 0; i < kGroups * 16; ++i) dw[i / (kGroups * 8)][i / 8 % kGroups][i / 4 % 2][i % 4] *= down;
+    }
+    const float scale = S::kPairs ? power_of_two(x_exponent + dy_exponent - level) : 1;
     const unsigned x_at = base + at * 16, dy_at = base + other * 16;
     if constexpr (kSplit) {
       auto& sum = *reinterpret_cast<float (*)[1][kGroups][2][4]>(dw[0]);
@@ -145,6 +151,19 @@ __device__ void squares(const KronSquaresParams& p) {
   float4* const sums = reinterpret_cast<float4*>(squares_shared + state) + thread;
   constexpr int kNext = kBuffers * 2 * S::kTile;  // team
   static_assert(2 * kGroups * 2 * S::kThreads <= kNext || kTeams == 1);
+  const auto role_of = [&](int which) { return kSplit ? wants_second : kM == 2 ? group / (kGroups / 2) : which; };
+  if constexpr (S::kPairs) {
+#pragma unroll
+    for (int which = 0; which < (kSplit ? 1 : 2); ++which) {
+      const int power = exponents[role_of(which) == 0] - 27 + S::kLog + level;
+      const float scale = power_of_two(power / 2), rest = power_of_two(power - power / 2);
+#pragma unroll
+      for (int i = 0; i < kGroups * 8; ++i) {
+        float& sum = dw[which][i / 8][i / 4 % 2][i % 4];
+        sum = sum * scale * rest;
+      }
+    }
+  }
   if (kTeams > 1) {
     if (team > 0) {
 #pragma unroll
@@ -157,11 +176,9 @@ __device__ void squares(const KronSquaresParams& p) {
   const int number = __popc(p.wanted & (kFirstGradient | kSecondGradient));
 #pragma unroll
   for (int which = 0; which < (kSplit ? 1 : 2); ++which) {
-    const int role = kSplit ? wants_second : kM == 2 ? group / (kGroups / 2) : which;
+    const int role = role_of(which);
     if (!(kSplit ? !wants_x : role == 0 ? wants_first : wants_second)) continue;
     const int place = kM == 2 ? (own + which) * 32 + lane : thread;
-    const int power = S::kPairs ? exponents[role == 0] - 27 + S::kLog : 0;
-    const float scale = power_of_two(power / 2), rest = power_of_two(power - power / 2);
     float4* const to = static_cast<float4*>(p.partial) +
                        (static_cast<long long>(block) * number + (role == 1 && p.wanted & kFirstGradient)) * (kElements / 4) +
                        place;
@@ -170,7 +187,7 @@ __device__ void squares(const KronSquaresParams& p) {
       float4 v = *reinterpret_cast<float4*>(dw[which][i / 2][i % 2]);
 #pragma unroll
       for (int more = 1; more < kTeams; ++more) add(v, sums[more * kNext + (which * kGroups * 2 + i) * S::kThreads]);
-      to[i * S::kThreads] = make_float4(v.x * scale * rest, v.y * scale * rest, v.z * scale * rest, v.w * scale * rest);
+      to[i * S::kThreads] = v;
     }
   }
 }

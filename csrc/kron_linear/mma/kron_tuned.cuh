@@ -127,7 +127,7 @@ __device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which,
   const KronFactor f = factors[0];
   if (s.count == 1 && is_dense(f) && s.rows == s.out && s.columns == s.in) {
     const bool across = f.column_stride == 1;
-    const float scale = top * power_of_two(-exponent_of(magnitudes[0]));
+    const float scale = top * 0x1p-14f * power_of_two(14 - exponent_of(magnitudes[0]));
     const int size = size_of(dtype);
     const KronDivisor by = across ? f.by_in : f.by_out;
 #pragma unroll 2
@@ -163,7 +163,7 @@ __device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which,
         const KronFactor& w = factors[j];
         const KronDivisor by_out = w.by_out, by_in = w.by_in;
         const int outer_row = divide(row, by_out), outer_column = divide(column, by_in);
-        v *= power_of_two(-exponent_of(magnitudes[j])) *
+        v *= 0x1p-14f * power_of_two(14 - exponent_of(magnitudes[j])) *
              load_element<float>(dtype, w.data,
                                  (row - outer_row * static_cast<int>(by_out.divisor)) * w.row_stride +
                                      (column - outer_column * static_cast<int>(by_in.divisor)) * w.column_stride);

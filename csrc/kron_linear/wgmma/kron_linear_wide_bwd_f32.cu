@@ -40,12 +40,14 @@ struct WideOperands {
 
 template <class Role, int kSize, int kUsed, bool kOdd>
 __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& turns, const WideOperands& of,
-                                 WideBwdShared<kSize>& shared, float4* partial) {
+                                 WideBwdShared<kSize>& shared, int& level, float4* partial) {
   using Products = WideProducts<Role, kSize, kUsed>;
   constexpr int kTile = WideTile<kSize>::kBytes, kWarps = kUsed / 16;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0) % (kSize / 16), row = warp * 16;
   typename Products::Results t, sum = {};
   int place = 0;
+  if (lane == 0) level = -254;
+  __syncwarp();
   unsigned parity = 0;
 #pragma unroll 1
   for (int sample = turns.first; sample < turns.count; sample += turns.step) {
@@ -56,12 +58,12 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
     arrive(&shared.empty[slot]);  // each lane, as each has read the exponents
     if constexpr (Role::kSums) {
       wait_for_arrivals(&shared.full[other], parity);
-      Products::second(sum, t, found_anew(of.samples) + other * kTile, shared.exponents[other], exponent);
+      Products::second(sum, t, found_anew(of.samples) + other * kTile, shared.exponents[other], exponent, level);
       arrive(&shared.empty[other]);
     } else {
 #pragma unroll
       for (int i = 0; i < 4 * Products::kTiles; ++i) sum[i / 4][i % 4] = 0;
-      Products::second(sum, t, found_anew(of.factors[1]), shared.exponents[slot], exponent);
+      Products::second(sum, t, found_anew(of.factors[1]), shared.exponents[slot], exponent, level);
       const int power = exponent + of.exponent - 27 + kLogSums;
       float* const to = static_cast<float*>(p.dx) + (1LL * sample * p.in[0] + found_anew(row)) * p.in[1];
 #pragma unroll
@@ -77,7 +79,7 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
   }
   launch_dependents();
   if constexpr (Role::kSums) {
-    const int power = of.exponent - 27 + kLogSums;
+    const int power = of.exponent + level - 27 + kLogSums;
     const float scale = power_of_two(power / 2), rest = power_of_two(power - power / 2);
     if (warp < kWarps) {  // in the order that kron_squares_sum knows
 #pragma unroll
@@ -97,6 +99,7 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   constexpr int kTile = WideTile<kSize>::kBytes, kMakers = wide_f32_warps(kSize), kWarps = kWideBwdF32Threads / 32 - kMakers;
   constexpr bool kTogether = kSize == 64;  // all gradients are one block's
   __shared__ Shared shared;
+  __shared__ int levels[kWarps];
   const KronSquaresParams& s = p.squares;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), maker_warp = warp % kMakers;
   const int share = kTogether ? 1 : __popc(s.wanted), block = static_cast<int>(blockIdx.x) / share;
@@ -165,14 +168,14 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
                                                              (of_second && s.wanted & kFirstGradient)) *
                                                                 (kUsed * kUsed / 4);
   if (of_first) {
-    multiply_samples<OfFirst, kSize, kUsed, kOdd>(s, turns, sum, shared, partial);
+    multiply_samples<OfFirst, kSize, kUsed, kOdd>(s, turns, sum, shared, levels[warp], partial);
   } else if (of_second) {
-    multiply_samples<OfSecond, kSize, kUsed, kOdd>(s, turns, sum, shared, partial);
+    multiply_samples<OfSecond, kSize, kUsed, kOdd>(s, turns, sum, shared, levels[warp], partial);
   } else if (wanted) {
     WideOperands input = sum;
     input.factors[1] = tiles + kOther * kTile;
     input.exponent = shared.factors[0] + shared.factors[1];
-    multiply_samples<OfInput, kSize, kUsed, kOdd>(s, turns, input, shared, partial);
+    multiply_samples<OfInput, kSize, kUsed, kOdd>(s, turns, input, shared, levels[warp], partial);
   }
 }
 

@@ -134,9 +134,10 @@ struct WideProducts {
     wait_for_products<0>(y);
   }
 
-  // sum += t c, times powers of two where c is of the sample, too, of which `of` says them.
-  __device__ __forceinline__ static void second(Results& sum, const Results& t, unsigned c_tile, const Exponents& of,
-                                                int exponent) {
+  // sum += t c, times powers of two where c is of the sample, too, of which `of` says them. Sums are divided by that of `level`,
+  // the largest of finite samples so far: the warp's, in shared memory, as registers are few.
+  __device__ __forceinline__ static void second(Results& sum, const Results& t, unsigned c_tile, const Exponents& of, int exponent,
+                                                int& level) {
     static_assert(kColumns == kUsed);
     const unsigned c = operand<Role::kAcrossC>(c_tile);
     float first_part[8][4], second_part[kRest][4];
@@ -153,7 +154,24 @@ struct WideProducts {
       if (!kHalves || second == 0) convert(s);
       begin<Role::kAcrossC>(part, halves[s % 2], c + step<Role::kAcrossC>(s, kHalves * second * 8));
     };
+    const auto settle = [&] {  // the level
+      constexpr int kAcross = kUsed / 32;
+      const int lane = threadIdx.x % 32, at = lane < 2 * kAcross * kAcross ? lane : 0;
+      const int most = __reduce_max_sync(~0u, of[at / kAcross][at % kAcross]);
+      int now = level;
+      if (exponent + most > now && max(exponent, most) < 128) {
+        const float down = power_of_two(now - exponent - most);
+        now = exponent + most;
+#pragma unroll
+        for (int i = 0; i < 4 * kTiles; ++i) sum[i / 4][i % 4] *= down;
+        __syncwarp();
+        if (lane == 0) level = now;
+        __syncwarp();
+      }
+      exponent -= now;
+    };
     const auto add = [&](const auto& part, int pair, int second) {
+      if (Role::kSums && kUsed > 64 && pair == 0 && second == 0) settle();  // while the next product goes on
       constexpr int kCount = sizeof(part) / 16;
       const int s = kHalves ? pair : 2 * pair + second;
 #pragma unroll
@@ -164,6 +182,7 @@ struct WideProducts {
         for (int e = 0; e < 4; ++e) sum[tile][e] = fmaf(part[i][e], scale, sum[tile][e]);
       }
     };
+    if constexpr (Role::kSums && kUsed <= 64) settle();  // registers are too few for that
     in_pairs<kHalves ? kSteps : kSteps / 2>(first_part, second_part, 0, start, add);
   }
 };
