@@ -121,8 +121,8 @@ def sanitize(session: nox.Session) -> None:
     """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck -k rms_norm: one, and which tests)."""
     install_built(session, "test")
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
-    operators = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
-    ours = f"--kernel-name=regex=^({'|'.join(operators)})_"
+    prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
+    ours = f"--kernel-name=regex=^({'|'.join(prefixes)})_"
     special = {"initcheck": ("--check-api-memory-access=no",)}  # has to see who wrote what
     common = ("--error-exitcode=99", "--max-connections=99", "--require-cuda-init=no")  # where no test is chosen
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.

@@ -75,10 +75,11 @@ def run_python() -> Callable[[str], str]:
 )
 def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which GEMMs a chain takes for products with columns beyond them, and for sums."""
-    from cuops import _kron_linear_gemm, _kron_linear_sums
+    from cuops._kron_linear import gemm
+    from cuops._kron_linear import sums as _sums
 
     if request.param is not None:
         products, sums = request.param
-        monkeypatch.setattr(_kron_linear_gemm, "_is_in_batch", lambda *_, **__: products)
-        for module in (_kron_linear_gemm, _kron_linear_sums):
+        monkeypatch.setattr(gemm, "_is_in_batch", lambda *_, **__: products)
+        for module in (gemm, _sums):
             monkeypatch.setattr(module, "is_sum_in_batch", lambda *_: sums)

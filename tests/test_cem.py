@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -381,3 +382,13 @@ def test_early_stopping_refuses_what_is_no_number(name):
 def test_early_stopping_needs_something_to_stop_for():
     with pytest.raises(ValueError, match="target, sigma, patience: expected at least one of them"):
         EarlyStopping(every=5)
+
+
+def test_bfloat16_of_numpy_arrays_takes_its_own_scores():
+    start = np.zeros(3, ml_dtypes.bfloat16)
+    found = minimize(lambda x: ((x - 1) ** 2).sum(-1), start, 1.0, 100, steps=30, seed=1)
+    assert float(found.score) < 0.01
+
+
+def test_indices_of_elites_are_none_before_the_first_step(array):
+    assert (on_host(CrossEntropyMethod(array([0.0]), 1.0, 9, elites=3, seed=1).elites) == -1).all()

@@ -186,6 +186,8 @@ def test_scores_of_another_library_are_refused():
     method.ask()
     with pytest.raises(TypeError, match="scores: expected a numpy.ndarray"):
         method.tell(torch.zeros(30))
+    with pytest.raises(TypeError, match="scores: expected a plain numpy.ndarray"):
+        method.tell(np.ma.zeros(30))
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float16", "float32", "bool"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
+from cuops import errors
 from installation import Installation
 
 CUDA_ARRAY = """
@@ -255,3 +258,10 @@ def test_array_of_the_library_outlives_a_fork(installation: Installation, driver
         LIBRARIES=driver,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
+def test_a_copy_of_an_error_says_the_same(again):
+    error = errors.DriverNotFoundError("there is none", "a command")
+    assert str(again(error)) == str(error) == "there is none\nTo mend it, run: a command"
+    assert again(error).command == "a command"

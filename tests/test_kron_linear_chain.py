@@ -9,9 +9,11 @@ import tracemalloc
 
 import pytest
 import torch
-from cuops import _kron_linear_fused, _kron_linear_gemm, reference
-from cuops._kron_linear_gemm import back_through_chain, chain_of_matmuls, chain_of_matmuls_backward, product_of
-from cuops._kron_linear_sums import sum_of_products
+from cuops import reference
+from cuops._kron_linear import fused as _fused
+from cuops._kron_linear import gemm
+from cuops._kron_linear.gemm import back_through_chain, chain_of_matmuls, chain_of_matmuls_backward, product_of
+from cuops._kron_linear.sums import sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, Largest, OneLaunch, arguments, check, close, exact_gradients, make
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -43,12 +45,12 @@ def test_a_product_of_factors_lies_in_memory_as_they_would(sizes):
 )
 def test_groups_of_factors_make_the_product_however_they_are_computed(sample, monkeypatch):
     x, factors, bias = arguments(FULL[sample], torch.float64)
-    monkeypatch.setattr(_kron_linear_fused, "library", OneLaunch)
+    monkeypatch.setattr(_fused, "library", OneLaunch)
     for counts in [(1, 1, 1), (2, 1), (1, 2), (3,)] if len(factors) == 3 else [(1, 1), (2,)]:
         for kinds in itertools.product((True, False), repeat=len(counts)):
             groups = list(zip(itertools.accumulate(counts, initial=0), counts, kinds, strict=False))
-            monkeypatch.setattr(_kron_linear_fused, "plan_of", lambda *_, groups=groups: groups)
-            check(_kron_linear_fused.fused_chain(x, factors, bias), x, factors, bias)
+            monkeypatch.setattr(_fused, "plan_of", lambda *_, groups=groups: groups)
+            check(_fused.fused_chain(x, factors, bias), x, factors, bias)
 
 
 def gradient_alone(g, x, w):
@@ -133,7 +135,7 @@ def test_nothing_in_between_is_larger_than_it_must_be(sizes, most):
 def test_few_products_of_few_columns_are_a_batch(rows, size, columns, is_batch, dtype):
     x, w = make((rows, columns * size), torch.float64).to(dtype), make((size, size), torch.float64).to(dtype)
     with FlopCounterMode(display=False) as counter:
-        y = _kron_linear_gemm._apply_factor([x], w)
+        y = gemm._apply_factor([x], w)
     want = (w.double() @ x.double().reshape(rows, columns, size).mT).reshape(rows, -1)
     bound = max(1e-9, torch.finfo(dtype).eps)  # of a sum that is rounded once
     torch.testing.assert_close(y.double(), want, rtol=bound, atol=bound * 1e-3 * want.abs().max().item())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuops import _kron_linear_bwd, _kron_linear_factor_bwd, _kron_linear_fused
-from cuops._kron_linear_factor_bwd import by_kernel, factor_gradient
-from cuops._kron_linear_sums import sum_of_products
+from cuops._kron_linear import bwd, factor_bwd, fused
+from cuops._kron_linear.factor_bwd import by_kernel, factor_gradient
+from cuops._kron_linear.sums import sum_of_products
 from kron_samples import DTYPES, assert_repeatable, exact_gradients, random
 
 pytestmark = pytest.mark.gpu
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def _kernel(monkeypatch):
     """Where there is a kernel, it is taken, faster or not."""
-    _kron_linear_factor_bwd._partial_rows.cache_clear()
+    factor_bwd._partial_rows.cache_clear()
     for faster in ("_is_faster", "_are_both_faster"):
-        monkeypatch.setattr(_kron_linear_factor_bwd, faster, lambda *_: True)
+        monkeypatch.setattr(factor_bwd, faster, lambda *_: True)
     yield
-    _kron_linear_factor_bwd._partial_rows.cache_clear()
+    factor_bwd._partial_rows.cache_clear()
 
 
 # Rows and columns of the factor: parts of a warp's tile, whole ones, parts of several blocks.
@@ -112,8 +112,8 @@ def test_both_gradients_of_the_first_of_two_factors_in_place(dtype, is_expanded,
     x, factors = random((600, 33 * 22), dtype, 3), [random((41, 33), dtype, 4), random((13, 22), dtype, 5)]
     dy = random((1, 1) if is_expanded else (600, 41 * 13), dtype, 6).expand(600, 41 * 13)
     found = []
-    monkeypatch.setattr(_kron_linear_bwd, "in_chain", lambda *of: found.append(by_kernel(*of)) or found[-1])
-    dx, dfactors = _kron_linear_bwd.by_chain([dy], x, factors, True, [True, True])
+    monkeypatch.setattr(bwd, "in_chain", lambda *of: found.append(by_kernel(*of)) or found[-1])
+    dx, dfactors = bwd.by_chain([dy], x, factors, True, [True, True])
     assert found[0][0] is not None
     roundings = 200 if dtype == torch.float64 else 4  # of sums; of a state, of what dx is found of, and of results
     for got, want in zip((dx, *dfactors), exact_gradients(dy, x, factors)[:-1], strict=True):
@@ -124,15 +124,13 @@ def test_both_gradients_of_the_first_of_two_factors_in_place(dtype, is_expanded,
 @pytest.mark.parametrize("dtype", WITH_DX, ids=str)
 @pytest.mark.parametrize("inner", [104, 102, 101, 3])
 def test_dx_is_written_as_a_whole_and_nothing_beside_it(inner, dtype):
-    library = _kron_linear_fused.library()
+    library = fused.library()
     (g, x), w = operands(8, inner, (40, 72), dtype, (False, False)), random((40, 72), dtype, 8)
-    rows = library.kron_linear_bwd_partial_rows(
-        _kron_linear_fused.DTYPES[dtype], 8, inner, 40, 72, False, False, True, 0
-    )
+    rows = library.kron_linear_factor_bwd_partial_rows(fused.DTYPES[dtype], 8, inner, 40, 72, False, False, True, 0)
     sums = torch.promote_types(dtype, torch.float32)
     dw, partial = torch.empty_like(w), torch.full((rows, 40 * 72), torch.nan, dtype=sums, device="cuda")
     before, dx, behind = torch.full((10, 72, inner), torch.nan, dtype=dtype, device="cuda").split([1, 8, 1])
-    library.kron_linear_bwd(dw, dx, partial, g, x, w, False)
+    library.kron_linear_factor_bwd(dw, dx, partial, g, x, w, False)
     check(dw, g, x)
     check_dx(dx, g, w)
     assert before.isnan().all()
@@ -160,12 +158,12 @@ def test_rows_alone(rows, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", [(False, False), (False, True), (True, True)], ids=str)
 def test_everything_is_written_and_nothing_beside_it(layout, dtype):
-    library, sums = _kron_linear_fused.library(), torch.promote_types(dtype, torch.float32)
+    library, sums = fused.library(), torch.promote_types(dtype, torch.float32)
     g, x = operands(9, 40, (40, 72), dtype, layout)
-    rows = library.kron_linear_bwd_partial_rows(_kron_linear_fused.DTYPES[dtype], 9, 40, 40, 72, *layout, False, 0)
+    rows = library.kron_linear_factor_bwd_partial_rows(fused.DTYPES[dtype], 9, 40, 40, 72, *layout, False, 0)
     dw, beside = torch.full((60, 72), torch.nan, dtype=dtype, device="cuda").split([40, 20])
     partial = torch.full((rows, 40 * 72), torch.nan, dtype=sums, device="cuda")
-    library.kron_linear_bwd(dw, None, partial, g, x, None, False)
+    library.kron_linear_factor_bwd(dw, None, partial, g, x, None, False)
     check(dw, g, x)
     assert beside.isnan().all()
 
@@ -186,7 +184,7 @@ def test_float32_of_very_different_magnitudes():
 def test_tf32_where_it_is_allowed(monkeypatch):
     g, x = operands(3, 4096, (64, 64), torch.float32, (False, True))
     exact = factor_gradient(g, x)
-    monkeypatch.setattr(_kron_linear_factor_bwd, "tf32_allowed", lambda x: True)
+    monkeypatch.setattr(factor_bwd, "tf32_allowed", lambda x: True)
     less = factor_gradient(g, x)
     assert not torch.equal(less, exact)
     assert (less - exact).norm() <= torch.finfo(torch.float16).eps * exact.norm()
@@ -195,7 +193,7 @@ def test_tf32_where_it_is_allowed(monkeypatch):
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1, 0x7F800000], ids=hex)
 def test_what_is_not_finite_stays_so(bits, tf32, monkeypatch):
-    monkeypatch.setattr(_kron_linear_factor_bwd, "tf32_allowed", lambda x: tf32)
+    monkeypatch.setattr(factor_bwd, "tf32_allowed", lambda x: tf32)
     g, x = operands(3, 64, (32, 48), torch.float32, (False, True))
     g.view(torch.int32)[1, 5, 7] = bits
     finite = factor_gradient(g, x).isfinite()
@@ -205,7 +203,7 @@ def test_what_is_not_finite_stays_so(bits, tf32, monkeypatch):
 
 @pytest.mark.parametrize("tf32", [False, True])
 def test_the_largest_numbers_do_not_overflow(tf32, monkeypatch):
-    monkeypatch.setattr(_kron_linear_factor_bwd, "tf32_allowed", lambda x: tf32)
+    monkeypatch.setattr(factor_bwd, "tf32_allowed", lambda x: tf32)
     g, x = operands(3, 64, (32, 48), torch.float32, (False, True))
     g[1, :, 7], x[1, :, 7] = 0, torch.finfo(torch.float32).min
     assert factor_gradient(g, x).isfinite().all()
@@ -223,20 +221,20 @@ def test_what_the_kernel_cannot_read_goes_through_gemms(dtype):
 
 
 def test_wrong_arguments_are_named():
-    library, (g, x) = _kron_linear_fused.library(), operands(5, 16, (8, 8), torch.float32, (False, False))
+    library, (g, x) = fused.library(), operands(5, 16, (8, 8), torch.float32, (False, False))
     dw, partial = g.new_empty(8, 8), g.new_empty(200, 64)
     with pytest.raises(ValueError, match="g: expected rows along or across"):
-        library.kron_linear_bwd(dw, None, partial, g[:, :, ::2], x[:, :, ::2], None, False)
+        library.kron_linear_factor_bwd(dw, None, partial, g[:, :, ::2], x[:, :, ::2], None, False)
     with pytest.raises(ValueError, match="g: expected"):
-        library.kron_linear_bwd(dw, None, partial, g[:4], x, None, False)
+        library.kron_linear_factor_bwd(dw, None, partial, g[:4], x, None, False)
     with pytest.raises(ValueError, match="partial: expected"):
-        library.kron_linear_bwd(dw, None, partial[:1, :1], g, x, None, False)
+        library.kron_linear_factor_bwd(dw, None, partial[:1, :1], g, x, None, False)
     with pytest.raises(TypeError, match="partial: expected the dtype of the sums"):
-        library.kron_linear_bwd(dw, None, partial.half(), g, x, None, False)
+        library.kron_linear_factor_bwd(dw, None, partial.half(), g, x, None, False)
     with pytest.raises(ValueError, match="x: no kernel"):
-        library.kron_linear_bwd(dw, None, partial, g.mT.contiguous().mT, x, None, False)
+        library.kron_linear_factor_bwd(dw, None, partial, g.mT.contiguous().mT, x, None, False)
     with pytest.raises(ValueError, match="w: expected with dx, and only then"):
-        library.kron_linear_bwd(dw, torch.empty_like(x), partial, g, x, None, False)
+        library.kron_linear_factor_bwd(dw, torch.empty_like(x), partial, g, x, None, False)
     g, x, dw = g.double(), x.double(), dw.double()
     with pytest.raises(ValueError, match="dx: expected a contiguous array like x"):
-        library.kron_linear_bwd(dw, x[:, :4], partial.double(), g, x, dw, False)
+        library.kron_linear_factor_bwd(dw, x[:, :4], partial.double(), g, x, dw, False)

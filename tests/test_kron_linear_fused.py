@@ -8,7 +8,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from cuops._kron_linear_gemm import chain_of_matmuls
+from cuops._kron_linear.gemm import chain_of_matmuls
 from kron_samples import FUSED, assert_repeatable, columns_of, distance, factors_of, random, x_of
 
 gpu = pytest.mark.gpu

@@ -7,7 +7,8 @@ import kron_exact
 import kron_samples
 import pytest
 import torch
-from cuops import _backend, _kron_linear_kept, reference
+from cuops import _backend, reference
+from cuops._kron_linear import kept
 from kron_samples import (
     DTYPES,
     SAMPLES,
@@ -213,7 +214,7 @@ def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
     x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
     y = cuops.kron_linear(x, factors)
     assert len(y.grad_fn.saved_tensors) == 1 + len(sizes) + states
-    choice = _kron_linear_kept.how(x, factors)
+    choice = kept.how(x, factors)
     begins = 0 if choice is None or choice.parts else -1  # where the gradient is of x itself
     alone = [w.detach() for w in factors]
     alone[begins] = factors[begins]

@@ -7,17 +7,12 @@ import math
 
 import pytest
 import torch
-from cuops import (
-    _kron_linear_bwd,
-    _kron_linear_cuts,
-    _kron_linear_fused,
-    _kron_linear_gemm,
-    _kron_linear_kept,
-    reference,
-)
-from cuops._kron_linear_gemm import product_of
-from cuops._kron_linear_squares_bwd import Two
-from cuops._kron_linear_sums import sum_of_products
+from cuops import reference
+from cuops._kron_linear import bwd, cuts, fused, gemm
+from cuops._kron_linear import kept as keeping
+from cuops._kron_linear.gemm import product_of
+from cuops._kron_linear.squares_bwd import Two
+from cuops._kron_linear.sums import sum_of_products
 from kron_samples import OneLaunch, check, close, exact_gradients, make
 
 
@@ -50,28 +45,28 @@ def both_of_a_factor(g, x, w):
 @pytest.fixture
 def _no_kernels(monkeypatch):
     """PyTorch's operators in place of the library, and none of its kernels for several gradients."""
-    monkeypatch.setattr(_kron_linear_kept, "_known", {})
-    monkeypatch.setattr(_kron_linear_bwd, "factor_gradient", sum_of_products)
+    monkeypatch.setattr(keeping, "_known", {})
+    monkeypatch.setattr(bwd, "factor_gradient", sum_of_products)
     for kernel in ("by_kernel", "in_chain"):
-        monkeypatch.setattr(_kron_linear_bwd, kernel, lambda *_: None)
-    monkeypatch.setattr(_kron_linear_bwd, "takes_both_of_first", lambda *_: False)
+        monkeypatch.setattr(bwd, kernel, lambda *_: None)
+    monkeypatch.setattr(bwd, "takes_both_of_first", lambda *_: False)
     for time in ("time_of_products", "time_of_slices"):
-        monkeypatch.setattr(_kron_linear_bwd, time, lambda *_: math.inf)
-    for module in (_kron_linear_bwd, _kron_linear_cuts):
+        monkeypatch.setattr(bwd, time, lambda *_: math.inf)
+    for module in (bwd, cuts):
         monkeypatch.setattr(module, "plan_of_fibers", lambda *_: None)
-    monkeypatch.setattr(_kron_linear_bwd, "groups_of_fibers", lambda *_: None)
-    for module in (_kron_linear_bwd, _kron_linear_kept):
+    monkeypatch.setattr(bwd, "groups_of_fibers", lambda *_: None)
+    for module in (bwd, keeping):
         monkeypatch.setattr(module, "apply", product_of_rows)
         monkeypatch.setattr(module, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
-    for module in (_kron_linear_bwd, _kron_linear_cuts, _kron_linear_kept):
+    for module in (bwd, cuts, keeping):
         monkeypatch.setattr(module, "two_of_a_size", lambda *_: None)
 
 
-def check_gradients(x, dy, factors, kept=_kron_linear_bwd.NOTHING):
+def check_gradients(x, dy, factors, kept=bwd.NOTHING):
     """Those of any of the arguments, and no others."""
     wanted = exact_gradients(dy, x, factors)[:-1]
     for needs in itertools.product((True, False), repeat=1 + len(factors)):
-        dx, dfactors = _kron_linear_bwd.fused_backward(dy, x, factors, needs[0], needs[1:], kept)
+        dx, dfactors = bwd.fused_backward(dy, x, factors, needs[0], needs[1:], kept)
         for got, want, needed in zip((dx, *dfactors), wanted, needs, strict=True):
             assert (got is not None) == needed
             if needed:
@@ -88,8 +83,8 @@ def strided_arguments(sizes, rows=3):
 def test_no_state_is_kept_that_is_much_larger_than_another_order_leaves():
     grows = [make((256, 32), torch.float64), make((32, 256), torch.float64)]
     shrinks = [make((32, 64), torch.float64), make((64, 32), torch.float64)]
-    assert _kron_linear_kept._count_of_first(make((7, 32 * 256), torch.float64), grows) == 0
-    assert _kron_linear_kept._count_of_first(make((7, 64 * 32), torch.float64), shrinks) == 1
+    assert keeping._count_of_first(make((7, 32 * 256), torch.float64), grows) == 0
+    assert keeping._count_of_first(make((7, 64 * 32), torch.float64), shrinks) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,11 +99,11 @@ def test_no_state_is_kept_that_is_much_larger_than_another_order_leaves():
     ],
 )
 def test_of_many_rows_one_state_of_three_float64_factors_is_kept(rows, sizes, dtype, limit, states, monkeypatch):
-    monkeypatch.setattr(_kron_linear_kept, "two_of_a_size", lambda *_: Two(1, 32))
-    monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
-    monkeypatch.setattr(_kron_linear_kept, "BYTES", limit)
+    monkeypatch.setattr(keeping, "two_of_a_size", lambda *_: Two(1, 32))
+    monkeypatch.setattr(keeping, "tf32_allowed", lambda _: False)
+    monkeypatch.setattr(keeping, "BYTES", limit)
     x = torch.empty((rows, math.prod(i for _, i in sizes)), dtype=dtype)
-    assert _kron_linear_kept._count_of_first(x, [torch.empty(size, dtype=dtype) for size in sizes]) == states
+    assert keeping._count_of_first(x, [torch.empty(size, dtype=dtype) for size in sizes]) == states
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -116,12 +111,12 @@ def test_of_many_rows_one_state_of_three_float64_factors_is_kept(rows, sizes, dt
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels")
 def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monkeypatch):
-    monkeypatch.setattr(_kron_linear_kept, "_count_of_first", lambda *_: kept)
+    monkeypatch.setattr(keeping, "_count_of_first", lambda *_: kept)
     if together:
-        monkeypatch.setattr(_kron_linear_bwd, "by_kernel", both_of_a_factor)
+        monkeypatch.setattr(bwd, "by_kernel", both_of_a_factor)
     x, dy, factors = strided_arguments([(8, 4), (9, 12), (2, 6), (8, 3)])
     x, bias = x.mT.contiguous().mT, make((8 * 9 * 2 * 8,), torch.float64, seed=9) if with_bias else None
-    y, found = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
+    y, found = keeping.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert [s.numel() for s in found.states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
     check_gradients(x, dy, factors, found)
@@ -145,23 +140,23 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
     counts = [count for count, _ in groups]
     starts = list(itertools.accumulate(counts, initial=0))
     chain = [(first, *group) for first, group in zip(starts, groups, strict=False)]
-    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: chain)
-    monkeypatch.setattr(_kron_linear_fused, "plan_of", lambda *_: chain)
-    monkeypatch.setattr(_kron_linear_fused, "library", OneLaunch)
-    monkeypatch.setattr(_kron_linear_kept, "fused_chain", _kron_linear_fused.fused_chain)
+    monkeypatch.setattr(keeping, "plan_of", lambda *_: chain)
+    monkeypatch.setattr(fused, "plan_of", lambda *_: chain)
+    monkeypatch.setattr(fused, "library", OneLaunch)
+    monkeypatch.setattr(keeping, "fused_chain", fused.fused_chain)
     x, dy, factors = strided_arguments(sizes)
     bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
-    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
+    y, kept = keeping.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert kept.parts == [(count, count > 1 and not is_fused) for count, is_fused in groups]
     between = reference.elements_between(sizes)
     assert [s.numel() for s in kept.states] == [6 * between[start] for start in starts[1:-1]]
     check_gradients(x, dy, factors, kept)
     needs = [k < counts[0] for k in range(len(factors))]  # whose gradients are of x itself
-    assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
-    monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
-    monkeypatch.setattr(_kron_linear_kept, "_known", {})
-    choice = _kron_linear_kept._of_groups(x, factors)
+    assert keeping.forward_and_states(x, factors, bias, needs)[1] == bwd.NOTHING
+    monkeypatch.setattr(keeping, "BYTES", 0)
+    monkeypatch.setattr(keeping, "_known", {})
+    choice = keeping._of_groups(x, factors)
     assert choice is None if len(groups) > 2 else choice.parts == kept.parts
 
 
@@ -169,17 +164,17 @@ def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch)
 @pytest.mark.usefixtures("_no_kernels")
 def test_two_large_float64_factors_have_a_state_each_where_there_is_room(with_bias, monkeypatch):
     sizes = [(3, 4), (40, 33), (20, 50)]
-    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, 1, True), (1, 2, True)])
+    monkeypatch.setattr(keeping, "plan_of", lambda *_: [(0, 1, True), (1, 2, True)])
     x, dy, factors = strided_arguments(sizes)
     bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
-    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * 3)
+    y, kept = keeping.forward_and_states(x, factors, bias, [True] * 3)
     check(y, x, factors, bias)
     assert kept.parts == [(1, False)] * 3
     assert [s.numel() for s in kept.states] == [6 * 3 * 33 * 50, 6 * 3 * 40 * 50]
     check_gradients(x, dy, factors, kept)
-    monkeypatch.setattr(_kron_linear_kept, "BYTES", 6 * 3 * (33 + 40) * 50 * 8 - 1)
-    monkeypatch.setattr(_kron_linear_kept, "_known", {})
-    choice = _kron_linear_kept.how(x, factors)
+    monkeypatch.setattr(keeping, "BYTES", 6 * 3 * (33 + 40) * 50 * 8 - 1)
+    monkeypatch.setattr(keeping, "_known", {})
+    choice = keeping.how(x, factors)
     assert (choice.states, choice.parts) == (1, [(1, False), (2, False)])
 
 
@@ -200,12 +195,12 @@ def test_states_before_a_group_whose_gradients_no_kernel_has_are_kept_where_copi
     sizes, last, dtype, is_kept, monkeypatch
 ):
     first = len(sizes) - last
-    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, first, True), (first, last, True)])
+    monkeypatch.setattr(keeping, "plan_of", lambda *_: [(0, first, True), (first, last, True)])
     x, factors = make((3, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
-    assert (_kron_linear_kept._of_groups(x, factors) is not None) == is_kept
-    monkeypatch.setattr(_kron_linear_kept, "cut_before_squares", lambda *_: 1)
+    assert (keeping._of_groups(x, factors) is not None) == is_kept
+    monkeypatch.setattr(keeping, "cut_before_squares", lambda *_: 1)
     others = dtype == torch.bfloat16 or max(sizes[:first]) <= 12
-    assert (_kron_linear_kept._of_groups(x, factors) is not None) == (is_kept and others)
+    assert (keeping._of_groups(x, factors) is not None) == (is_kept and others)
 
 
 @pytest.mark.parametrize(
@@ -223,38 +218,38 @@ def test_states_before_a_group_whose_gradients_no_kernel_has_are_kept_where_copi
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels", "_either_way")
 def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, monkeypatch):
-    monkeypatch.setattr(_kron_linear_kept, "tf32_allowed", lambda _: False)
-    monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_: [(0, len(sizes), True)])
+    monkeypatch.setattr(keeping, "tf32_allowed", lambda _: False)
+    monkeypatch.setattr(keeping, "plan_of", lambda *_: [(0, len(sizes), True)])
     x, dy, factors = strided_arguments(sizes, rows)
-    turned = _kron_linear_gemm.turns(factors)
+    turned = gemm.turns(factors)
     in_order = factors[::-1] if turned else factors
-    assert _kron_linear_gemm._are_two(x.reshape(-1, x.shape[-1]), in_order) == nothing_between
+    assert gemm._are_two(x.reshape(-1, x.shape[-1]), in_order) == nothing_between
     bias = make((dy.shape[-1],), torch.float64, seed=9) if with_bias else None
-    monkeypatch.setattr(_kron_linear_kept, "_count_of_first", lambda *_: 0)
-    monkeypatch.setattr(_kron_linear_kept, "_of_groups", lambda *_: None)
-    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
+    monkeypatch.setattr(keeping, "_count_of_first", lambda *_: 0)
+    monkeypatch.setattr(keeping, "_of_groups", lambda *_: None)
+    y, kept = keeping.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert not kept.parts
     assert len(kept.states) == len(sizes) - 1
     check_gradients(x, dy, factors, kept)
     needs = [False] * len(factors)
     needs[0 if turned else -1] = True  # of which the gradient is of x itself
-    assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
-    monkeypatch.setattr(_kron_linear_kept, "BYTES", 0)
-    monkeypatch.setattr(_kron_linear_kept, "_known", {})
-    assert (_kron_linear_kept.how(x, factors) is not None) == (len(sizes) == 2)
+    assert keeping.forward_and_states(x, factors, bias, needs)[1] == bwd.NOTHING
+    monkeypatch.setattr(keeping, "BYTES", 0)
+    monkeypatch.setattr(keeping, "_known", {})
+    assert (keeping.how(x, factors) is not None) == (len(sizes) == 2)
     gemms = [(k, 1, False) for k in range(len(sizes))]
     for chain in (gemms, gemms[::-1]):
-        monkeypatch.setattr(_kron_linear_kept, "plan_of", lambda *_, chain=chain: chain)
-        monkeypatch.setattr(_kron_linear_kept, "_known", {})
-        assert _kron_linear_kept.how(x, factors).states == 1
-    y, kept = _kron_linear_kept.forward_and_states(x, factors, bias, [True] * len(factors))
+        monkeypatch.setattr(keeping, "plan_of", lambda *_, chain=chain: chain)
+        monkeypatch.setattr(keeping, "_known", {})
+        assert keeping.how(x, factors).states == 1
+    y, kept = keeping.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert len(kept.states) == 1  # the last one, of where GEMMs go forward, too
     check_gradients(x, dy, factors, kept)
     needs = [True] * len(factors)
     needs[-1 if turned else 0] = False  # the factor whose gradient is of that state
-    assert _kron_linear_kept.forward_and_states(x, factors, bias, needs)[1] == _kron_linear_bwd.NOTHING
+    assert keeping.forward_and_states(x, factors, bias, needs)[1] == bwd.NOTHING
 
 
 @pytest.mark.parametrize(
@@ -270,27 +265,27 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
 )
 @pytest.mark.usefixtures("_no_kernels")
 def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, monkeypatch):
-    monkeypatch.setattr(_kron_linear_cuts, "MERGED", most)
-    monkeypatch.setitem(_kron_linear_cuts.MANY, 8, 1)
+    monkeypatch.setattr(cuts, "MERGED", most)
+    monkeypatch.setitem(cuts.MANY, 8, 1)
     x, dy, factors = strided_arguments(sizes)
-    assert [g.stop - g.start for g in _kron_linear_cuts.merged(x, factors)] == groups
+    assert [g.stop - g.start for g in cuts.merged(x, factors)] == groups
     check_gradients(x, dy, factors)
 
 
 @pytest.mark.usefixtures("_no_kernels")
 def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch):
-    monkeypatch.setitem(_kron_linear_cuts.MANY, 2, 1)
+    monkeypatch.setitem(cuts.MANY, 2, 1)
     merged = {}
     for dtype in (torch.float16, torch.bfloat16):
         factors = [make((12, 12), dtype, seed=k) for k in range(4)]
-        merged[dtype] = len(_kron_linear_cuts.merged(make((2, 12**4), dtype), factors))
+        merged[dtype] = len(cuts.merged(make((2, 12**4), dtype), factors))
     assert merged == {torch.float16: 0, torch.bfloat16: 2}
     x, dy = make((640, 12**3), torch.float16), make((640, 12**3), torch.float16, seed=9)
     factors = [make((12, 12), torch.float16, seed=k) * (1, 90, 90)[k] for k in range(3)]
-    monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
-    for module in (_kron_linear_bwd, _kron_linear_cuts):
+    monkeypatch.setattr(cuts, "plan_of_fibers", lambda *_: [1])
+    for module in (bwd, cuts):
         monkeypatch.setattr(module, "are_small", lambda *_: False)
-    dx, dfactors = _kron_linear_bwd.fused_backward(dy * 1e-6, x * 1e-3, factors, True, [True] * 3)
+    dx, dfactors = bwd.fused_backward(dy * 1e-6, x * 1e-3, factors, True, [True] * 3)
     assert all(d.isfinite().all() for d in (dx, *dfactors))
 
 
@@ -315,12 +310,12 @@ def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch
 def test_a_chain_is_cut_where_a_kernel_for_small_factors_is_worth_it(
     rows, sizes, dtype, is_cut, is_cut_rather_than_kept, monkeypatch
 ):
-    monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
-    monkeypatch.setattr(_kron_linear_cuts, "two_of_a_size", lambda *_: Two(1, 64))  # what comes before the small one
-    monkeypatch.setattr(_kron_linear_cuts, "cut_before_squares", lambda *_: 0)
+    monkeypatch.setattr(cuts, "plan_of_fibers", lambda *_: [1])
+    monkeypatch.setattr(cuts, "two_of_a_size", lambda *_: Two(1, 64))  # what comes before the small one
+    monkeypatch.setattr(cuts, "cut_before_squares", lambda *_: 0)
     x, factors = make((rows, math.prod(sizes)), dtype), [make((n, n), dtype) for n in sizes]
-    assert (_kron_linear_cuts.cut_of(x, factors) > 0) == is_cut
-    assert (_kron_linear_cuts.cut_of(x, factors, keeps=True) > 0) == is_cut_rather_than_kept
+    assert (cuts.cut_of(x, factors) > 0) == is_cut
+    assert (cuts.cut_of(x, factors, keeps=True) > 0) == is_cut_rather_than_kept
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -338,19 +333,19 @@ def test_a_chain_is_cut_where_a_kernel_for_small_factors_is_worth_it(
 )
 @pytest.mark.usefixtures("_no_kernels")
 def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, kernel, monkeypatch):
-    monkeypatch.setattr(_kron_linear_cuts, "FEW", 1 << 20)
-    monkeypatch.setattr(_kron_linear_cuts, "FROM_TWO", 0)
-    for module in (_kron_linear_bwd, _kron_linear_cuts):
+    monkeypatch.setattr(cuts, "FEW", 1 << 20)
+    monkeypatch.setattr(cuts, "FROM_TWO", 0)
+    for module in (bwd, cuts):
         monkeypatch.setattr(module, "plan_of_fibers", lambda x, w, inner: [1] * (kernel or inner == 1))
-    monkeypatch.setattr(_kron_linear_bwd, "backward_of_fibers", backward_of_product)
+    monkeypatch.setattr(bwd, "backward_of_fibers", backward_of_product)
     x, dy, factors = strided_arguments(sizes)
-    assert _kron_linear_cuts.cut_of(x, factors) > 0
+    assert cuts.cut_of(x, factors) > 0
     check_gradients(x, dy, factors)
 
 
 @pytest.mark.parametrize(("sizes", "cut"), [([(14, 16), (3, 2), (17, 20)], 1), ([(14, 16), (3, 2), (17, 40)], 0)])
 @pytest.mark.usefixtures("_no_kernels")
 def test_factors_are_not_parted_where_the_last_ones_make_much_less_of_x(sizes, cut, monkeypatch):
-    monkeypatch.setattr(_kron_linear_cuts, "plan_of_fibers", lambda *_: [1])
+    monkeypatch.setattr(cuts, "plan_of_fibers", lambda *_: [1])
     x, _, factors = strided_arguments(sizes)
-    assert _kron_linear_cuts.cut_of(x, factors) == cut
+    assert cuts.cut_of(x, factors) == cut

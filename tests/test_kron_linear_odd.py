@@ -8,7 +8,8 @@ import math
 import cuops
 import pytest
 import torch
-from cuops import _backend, _kron_linear_bwd, _kron_linear_squares_bwd
+from cuops import _backend
+from cuops._kron_linear import bwd, squares_bwd
 from kron_exact import arguments, check, gradients
 from kron_samples import ODD, assert_repeatable, columns_of, distance, factors_of, random
 
@@ -70,7 +71,7 @@ def test_gradients_may_be_of_arrays_that_start_anywhere(sizes, dtype, rows):
     for t, first in ((x, 3), (dy, 5)):
         given = torch.full((first + t.numel() + 8,), math.nan, dtype=dtype, device="cuda")
         moved.append(given[first:-8].view(t.shape).copy_(t))
-    dx, dfactors = _kron_linear_bwd.fused_backward(*moved[::-1], factors, True, [True, True])
+    dx, dfactors = bwd.fused_backward(*moved[::-1], factors, True, [True, True])
     check([cuops.kron_linear(x, factors), dx, *dfactors], x, dy, factors)
 
 
@@ -122,6 +123,6 @@ def test_every_run_gives_the_same_bits(sizes, dtype):
     ],
 )
 def test_gradients_have_the_kernel_where_it_is_filled_or_samples_are_few(rows, sizes, dtype, size, monkeypatch):
-    monkeypatch.setattr(_kron_linear_squares_bwd, "_square_blocks", lambda *_: 1)
-    two = _kron_linear_squares_bwd._odd_two(dtype, rows, tuple(sizes), 0)
+    monkeypatch.setattr(squares_bwd, "_square_blocks", lambda *_: 1)
+    two = squares_bwd._odd_two(dtype, rows, tuple(sizes), 0)
     assert (two and two.size) == size

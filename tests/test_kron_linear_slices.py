@@ -9,8 +9,8 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from cuops._kron_linear_bwd import fused_backward
-from cuops._kron_linear_gemm import chain_of_matmuls
+from cuops._kron_linear.bwd import fused_backward
+from cuops._kron_linear.gemm import chain_of_matmuls
 from kron_exact import arguments, check, distance, exact, gradients
 from kron_samples import DTYPES, columns_of, factors_of, random
 

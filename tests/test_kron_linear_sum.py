@@ -6,7 +6,7 @@ import pytest
 import torch
 import tvm_ffi
 from cuops import _backend
-from cuops._kron_linear_copies import summed
+from cuops._kron_linear.copies import summed
 from kron_samples import DTYPES, assert_repeatable, random
 
 pytestmark = pytest.mark.gpu

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from cuops import _kron_linear_sums
-from cuops._kron_linear_gemm import chain_of_matmuls_backward
-from cuops._kron_linear_sums import sum_of_products
+from cuops._kron_linear import sums as _sums
+from cuops._kron_linear.gemm import chain_of_matmuls_backward
+from cuops._kron_linear.sums import sum_of_products
 from kron_samples import Largest, close, make
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 @pytest.fixture
 def taken(monkeypatch):
     """The numbers of parts that operands are divided into."""
-    numbers, parted = [], _kron_linear_sums._parted
-    monkeypatch.setattr(_kron_linear_sums, "_parted", lambda t, parts: numbers.append(parts) or parted(t, parts))
+    numbers, parted = [], _sums._parted
+    monkeypatch.setattr(_sums, "_parted", lambda t, parts: numbers.append(parts) or parted(t, parts))
     return numbers
 
 
@@ -53,9 +53,9 @@ def test_some_sums_are_of_parts(depth, size, parts, taken):
 
 @pytest.mark.parametrize(("terms", "size", "parts"), [(67**2, 150, 67), (67**2, 160, 1), (2**14, 160, 64)])
 def test_the_products_of_parts_have_no_more_room_than_an_operand_or_a_few_megabytes(terms, size, parts):
-    assert _kron_linear_sums._parts(terms, size, size, 4) == parts
-    assert parts * size**2 <= max(_kron_linear_sums.ROOM, terms * size)
-    assert max(_kron_linear_sums.ROOM, 67**2 * 160) < 67 * 160**2
+    assert _sums._parts(terms, size, size, 4) == parts
+    assert parts * size**2 <= max(_sums.ROOM, terms * size)
+    assert max(_sums.ROOM, 67**2 * 160) < 67 * 160**2
 
 
 @pytest.mark.parametrize(("size", "are_parted"), [((64, 80), False), ((63, 80), True), ((64, 81), True)])
@@ -69,7 +69,7 @@ def test_short_sums_of_16_bits_are_left_whole_where_the_gradient_is_whole_vector
 
 @pytest.mark.parametrize(("terms", "size", "parts"), [(100_000, 80, 100), (131_072, 80, 1), (131_072, 64, 256)])
 def test_very_long_float64_sums_are_left_whole_where_one_product_has_all_multiprocessors(terms, size, parts):
-    assert _kron_linear_sums._parts(terms, size, size, 8) == parts
+    assert _sums._parts(terms, size, size, 8) == parts
 
 
 @pytest.mark.parametrize("size", [8192, 1024])
@@ -83,9 +83,9 @@ def test_large_gradients_are_not_added_up_of_parts(size):
 @pytest.mark.parametrize(("rows", "inner", "are_added"), [(3, 11_279, True), (3, 11_278, False), (4, 11_279, False)])
 @pytest.mark.parametrize("size", [(130, 3), (3, 130)])
 def test_few_long_sums_are_added_up_row_after_row(size, rows, inner, are_added, monkeypatch):
-    (o, i), taken, added = size, [], _kron_linear_sums._row_after_row
-    monkeypatch.setattr(_kron_linear_sums, "ROWS_ADDED", {8: 3})
-    monkeypatch.setattr(_kron_linear_sums, "_row_after_row", lambda g, x: taken.append(len(g)) or added(g, x))
+    (o, i), taken, added = size, [], _sums._row_after_row
+    monkeypatch.setattr(_sums, "ROWS_ADDED", {8: 3})
+    monkeypatch.setattr(_sums, "_row_after_row", lambda g, x: taken.append(len(g)) or added(g, x))
     g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
     close(sum_of_products(g, x), torch.einsum("rok,rik->oi", g, x))
     assert taken == ([rows] if are_added else [])
@@ -117,7 +117,7 @@ def test_a_sum_along_one_axis_is_one_product(rows, inner):
     ],
 )
 def test_a_batch_adds_up_few_products_and_one_gemm_of_copies_many(rows, o, i, inner, across, is_batch, monkeypatch):
-    monkeypatch.setattr(_kron_linear_sums, "_parts", lambda *_: 1)
+    monkeypatch.setattr(_sums, "_parts", lambda *_: 1)
     g, x = make((rows, o, inner), torch.float64, seed=1), make((rows, i, inner), torch.float64, seed=2)
     if across:
         x = x.mT.contiguous().mT
@@ -125,7 +125,7 @@ def test_a_batch_adds_up_few_products_and_one_gemm_of_copies_many(rows, o, i, in
         dw = sum_of_products(g, x)
     close(dw, torch.einsum("rok,rik->oi", g, x))
     assert list(counter.get_flop_counts()["Global"]) == [torch.ops.aten.bmm if is_batch else torch.ops.aten.mm]
-    assert largest.bytes <= max(g.nbytes, x.nbytes, 8 * _kron_linear_sums.ROOM)
+    assert largest.bytes <= max(g.nbytes, x.nbytes, 8 * _sums.ROOM)
     several = torch.stack((g, -g))
     close(torch.vmap(lambda g: sum_of_products(g, x))(several), torch.einsum("srok,rik->soi", several, x))
 

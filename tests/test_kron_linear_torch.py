@@ -10,7 +10,8 @@ import cuops
 import pytest
 import torch
 import torch.nn.functional as F
-from cuops import _kron_linear_bwd, _kron_linear_eager, _kron_linear_torch, reference
+from cuops import reference
+from cuops._kron_linear import bwd, eager, operators
 from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, exact_gradients, make, x_of
 
 gpu = pytest.mark.gpu
@@ -76,12 +77,10 @@ def test_x_is_not_kept_where_no_factor_has_a_gradient():
 
 
 def test_eager_calls_do_not_keep_x_where_no_factor_has_a_gradient(monkeypatch):
-    nothing = _kron_linear_bwd.NOTHING
-    monkeypatch.setattr(
-        _kron_linear_eager, "forward_and_states", lambda *a: (reference.kron_linear_torch(*a[:3]), nothing)
-    )
-    monkeypatch.setattr(_kron_linear_eager, "_bwd_cuda", lambda *a: _kron_linear_torch._bwd_plain(*a[:-1]))
-    check_frozen(lambda x, factors, bias: _kron_linear_eager._Direct.apply(x, bias, *factors))
+    nothing = bwd.NOTHING
+    monkeypatch.setattr(eager, "forward_and_states", lambda *a: (reference.kron_linear_torch(*a[:3]), nothing))
+    monkeypatch.setattr(eager, "_bwd_cuda", lambda *a: operators._bwd_plain(*a[:-1]))
+    check_frozen(lambda x, factors, bias: eager._Direct.apply(x, bias, *factors))
 
 
 @gpu

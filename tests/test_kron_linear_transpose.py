@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cuops import _backend
-from cuops._kron_linear_copies import swapped
+from cuops._kron_linear.copies import swapped
 from kron_samples import DTYPES, random
 
 pytestmark = pytest.mark.gpu

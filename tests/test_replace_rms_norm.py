@@ -12,7 +12,7 @@ import cuops
 import pytest
 import torch
 import torch.nn.functional as F
-from cuops import _known_rms_norms
+from cuops.nn import _known_rms_norms
 from module_samples import DTYPES, close, make
 
 pytestmark = pytest.mark.filterwarnings(

@@ -35,7 +35,7 @@ def parameters(shape=(10,), dtype=torch.float32, device="cpu", seed=0):
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_philox_gives_the_known_answers(counter, key, answer):
-    from cuops._noise import philox
+    from cuops._sample_normal.noise import philox
 
     words = [np.array([word]) for word in counter]
     assert tuple(int(word[0]) for word in philox(words, key)) == answer
@@ -252,6 +252,33 @@ def test_a_mean_that_is_nan_gives_nan_between_bounds(device, kind, bounds):
     x = torch.as_tensor(x)
     assert x[:, 0].isnan().all()
     assert x[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    ("sigma", "low", "high"),
+    [(1e17, 1.0, 2.0), (1e13, -1.0, 1.0), (math.inf, 0.0, 1.0), (1.0, 1e-12, 2e-12), (1e8, 0.0, 1.0)],
+)
+def test_between_bounds_that_are_near_for_sigma_samples_are_uniform(device, kind, sigma, low, high):
+    n = 100_000
+    mu, sigma = (
+        torch.zeros(1, dtype=torch.float64, device=device),
+        torch.full((1,), sigma, dtype=torch.float64, device=device),
+    )
+    given = (mu, sigma) if kind == "torch" else (mu.cpu().numpy(), sigma.cpu().numpy())
+    x = torch.as_tensor(cuops.sample_normal(*given, n, seed=1, low=low, high=high)).flatten().sort().values
+    want = (torch.arange(n, dtype=torch.float64, device=x.device) + 0.5) / n
+    # The largest distance of n ordered uniform numbers from their places is 2 / sqrt(n) once in 1500 times.
+    assert ((x - low) / (high - low) - want).abs().max() < 2 / n**0.5
+
+
+def test_a_narrow_interval_in_a_tail_has_an_exponential_density(device):
+    low, width, n = 1e6, 3e-6, 100_000
+    mu = torch.zeros(1, dtype=torch.float64, device=device)
+    x = (cuops.sample_normal(mu, 1.0, n, seed=1, low=low, high=low + width) - low).flatten().sort().values.cpu() / width
+    want = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    # Between 1e6 and its neighbours there are 1e-10: of the width, 4e-5.
+    assert (torch.expm1(-low * width * x) / math.expm1(-low * width) - want).abs().max() < 2 / n**0.5 + 1e-3
 
 
 def test_bounds_may_have_more_dimensions_than_mu(device):

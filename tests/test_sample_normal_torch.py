@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cuops import reference
-from cuops._noise import Draw
+from cuops._sample_normal.noise import Draw
 from test_sample_normal import DTYPES, gpu, parameters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -357,7 +357,7 @@ def test_samples_on_a_gpu_that_is_not_current():
 def test_samples_lie_where_pytorch_would_have_them(sample_dim, monkeypatch):
     mu = torch.zeros(33, device="cuda", dtype=torch.bfloat16)
     x = cuops.sample_normal(mu, 1.0, 70, sample_dim=sample_dim, seed=1)
-    monkeypatch.setattr("cuops._sample_normal_tensors._empty_on_current", None)
+    monkeypatch.setattr("cuops._sample_normal.eager._empty_on_current", None)
     y = cuops.sample_normal(mu, 1.0, 70, sample_dim=sample_dim, seed=1)
     assert (x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride())
     assert torch.equal(x, y)
@@ -374,3 +374,20 @@ def test_no_noise_is_stored_for_the_gradient():
     before = torch.cuda.memory_allocated()
     torch.autograd.grad(x, (mu, sigma), grad)
     assert torch.cuda.max_memory_allocated() - before < 0.1 * x.numel() * 4  # sums of chunks of the samples
+
+
+def test_transforms_of_truncated_samples_do_what_eager_calls_do():
+    mu, sigma = torch.zeros(2), torch.tensor([0.0, 1.0])
+
+    def draw(mu, sigma):
+        return cuops.sample_normal(mu, sigma, 3, seed=1, low=-1.0, high=1.0)
+
+    assert torch.equal(torch.func.vmap(draw, (0, None))(mu[None], sigma)[0], draw(mu, sigma))
+    assert torch.func.vmap(draw, (None, 0))(mu, -torch.ones(1, 2)).isnan().all()
+    wanted = torch.autograd.functional.jacobian(draw, (mu, sigma))
+    for got, want in zip(torch.func.jacrev(draw, (0, 1))(mu, sigma), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+        assert want.isfinite().all()
+    for twice in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.grad(f))):
+        with pytest.raises(NotImplementedError, match="second derivatives of truncated samples"):
+            twice(lambda mu: draw(mu, sigma).square().sum())(mu)

@@ -1,5 +1,6 @@
-// Philox-4x32-10 (Salmon et al., 2011), and the normals that cuops makes of its words. packages/cuops/src/cuops/_noise.py says
-// which counter belongs to which number; here is the same, in float32 and float64.
+// Philox-4x32-10 (Salmon et al., 2011), and the normals that cuops makes of its words.
+// packages/cuops/src/cuops/_sample_normal/noise.py says which counter belongs to which number; here is the same, in float32 and
+// float64.
 #pragma once
 
 #include "numeric.cuh"

@@ -45,7 +45,6 @@ constexpr int kClusterDimension = 4, kProgrammaticStreamSerialization = 6;      
   F(DriverGetVersion, "cuDriverGetVersion", int*)                                                                               \
   F(GetErrorName, "cuGetErrorName", CUresult, const char**)                                                                     \
   F(GetErrorString, "cuGetErrorString", CUresult, const char**)                                                                 \
-  F(DeviceGetCount, "cuDeviceGetCount", int*)                                                                                   \
   F(DeviceGet, "cuDeviceGet", CUdevice*, int)                                                                                   \
   F(DeviceGetAttribute, "cuDeviceGetAttribute", int*, int, CUdevice)                                                            \
   F(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CUcontext*, CUdevice)                                                   \

@@ -1,8 +1,6 @@
 // The gradient of normal samples on the host.
 #include <tvm/ffi/function.h>
 
-#include <algorithm>
-
 #include "host/error.h"
 #include "sample_normal_params.h"
 
@@ -57,14 +55,22 @@ void sample_normal_bwd(TensorView partial, TensorView grad, OptionalTensor state
   expect_device(partial, "partial", grad.device());
   p.partial = data_of(partial);
   p.step = ceil_div(p.end_group - p.group, chunks);
-  if (ceil_div(p.end_group - p.group, p.step) != chunks) raise("ValueError", "partial: expected no chunk without samples");
   const int device = grad.device().device_id;
   const ContextGuard context(device);
   const Variant variant = variant_for(p, dtype, hardware("sample_normal_bwd", device));
-  const std::int64_t all = chunks * p.columns;
-  const unsigned blocks = variant == kColumns ? static_cast<unsigned>(std::min<std::int64_t>(all, kMostBlocks))
-                                              : sample_blocks(all / (variant == kRows4 ? 4 : 1));
-  launch(kernel_for(dtype, variant), device, current_stream(grad.device()), {blocks, kSampleThreads}, &p);
+  Kernel& kernel = kernel_for(dtype, variant);
+  const CUstream queue = current_stream(grad.device());
+  std::int64_t blocks = chunks * p.columns;
+  if (variant == kColumns) {
+    for (; chunks == 1 && blocks > kMostBlocks; blocks -= kMostBlocks) {  // of more columns than a launch has blocks
+      launch(kernel, device, queue, {kMostBlocks, kSampleThreads}, &p);
+      p.first_column += kMostBlocks;
+      p.samples = static_cast<char*>(p.samples) + kMostBlocks * p.num_samples * size_of(dtype);
+      p.partial = static_cast<char*>(p.partial) + std::int64_t{kMostBlocks} * size_of(accumulator_of(dtype));
+    }
+    blocks *= kSampleThreads;
+  }
+  launch(kernel, device, queue, {sample_blocks(blocks / (variant == kRows4 ? 4 : 1)), kSampleThreads}, &p);
 }
 
 }  // namespace

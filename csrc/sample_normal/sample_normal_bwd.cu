@@ -64,12 +64,14 @@ __device__ void sum_rows(const SampleNormalParams& p) {
   }
 }
 
-// Gradients along a column, of a chunk of its samples, by a block.
-template <class T, class Team>
-__device__ void sum_column(const SampleNormalParams& p, const Noise<SeedKey>& noise, long long chunk, long long column,
-                           Team& team) {
+// Gradients along columns: a block has a chunk of a column.
+template <class T>
+__device__ void sum_columns(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
+  CUOPS_TEAM(Acc, 2, team);
+  const long long chunk = blockIdx.x / p.columns, column = blockIdx.x - chunk * p.columns;
   const long long first = p.group + chunk * p.step, end = min(first + p.step, p.end_group);
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p, Launches(p));
   const T* const grad = static_cast<const T*>(p.samples) + column * p.num_samples;
   const long long numbered = p.shared ? 0 : p.first_column + column;
   Acc sums[2] = {};
@@ -95,20 +97,6 @@ __device__ void sum_column(const SampleNormalParams& p, const Noise<SeedKey>& no
   team.reduce(sums, Sum());
   Acc* const partial = static_cast<Acc*>(p.partial) + chunk * 2 * p.columns;
   if (threadIdx.x < 2) partial[threadIdx.x * p.columns + column] = threadIdx.x ? sums[1] : sums[0];
-}
-
-// Chunks of columns may be more than a launch has blocks.
-template <class T>
-__device__ void sum_columns(const SampleNormalParams& p) {
-  CUOPS_TEAM(Accumulator<T>, 2, team);
-  const Noise<SeedKey> noise = noise_of<SeedKey>(p, Launches(p));
-  long long at = blockIdx.x;
-#pragma unroll 1
-  do {
-    const long long chunk = quotient(at, p.columns);
-    sum_column<T>(p, noise, chunk, at - chunk * p.columns, team);
-    at += gridDim.x;
-  } while (gridDim.x == kMostBlocks && at < (p.end_group - p.group + p.step - 1) / p.step * p.columns);
 }
 
 }  // namespace cuops

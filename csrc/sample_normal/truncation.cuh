@@ -1,5 +1,5 @@
-// The normal distribution between two bounds, by inversion, as packages/cuops/src/cuops/_truncation.py explains. In float64 for
-// all dtypes: the tails need its range.
+// The normal distribution between two bounds, by inversion, as packages/cuops/src/cuops/_sample_normal/truncation.py explains. In
+// float64 for all dtypes: the tails need its range.
 #pragma once
 
 #include "device/numeric.cuh"
@@ -29,8 +29,17 @@ __device__ inline double distance_beyond(double a, double log_p) {
   return d;
 }
 
+constexpr double kNarrow = 4e-6;
+
+// The quantile u of the density exp(-slope x) on [0, 1].
+__device__ __noinline__ double share_of(double u, double slope) {
+  const double v = slope >= 0 ? u : 1 - u, t = fmax(fabs(slope), 1e-300), share = -log1p(v * expm1(-t)) / t;
+  return slope >= 0 ? share : 1 - share;
+}
+
 struct Truncated {
   double mu, sigma, low, high;
+  double slope;         // of the logarithm of the density over all of a narrow interval; NaN where it is not narrow
   double log_ratio;     // of the tail beyond the farther bound to that beyond the nearer one, where both are on one side
   double anchor;        // the nearer bound's distance from mu in sigmas; negative where mu is between the bounds
   double below, above;  // the tails outside the bounds, where mu is between them
@@ -38,6 +47,7 @@ struct Truncated {
 
   __device__ Truncated(double mu, double sigma, double low, double high) : mu(mu), sigma(sigma), low(low), high(high) {
     const double a = (low - mu) / sigma, b = (high - mu) / sigma;
+    slope = b - a < kNarrow ? 0.5 * (a + b) * ((high - low) / sigma) : __longlong_as_double(0x7ff8000000000000ll);
     mirrored = b < 0;
     anchor = mirrored ? -b : a;
     if (anchor >= 0) {
@@ -53,7 +63,9 @@ struct Truncated {
   __device__ double at(double u) const {
     if (!(sigma >= 0) || !(low < high)) return __longlong_as_double(0x7ff8000000000000ll);
     double x = mu;
-    if (sigma > 0) {
+    if (!isnan(slope)) {
+      x = low + (high - low) * share_of(u, slope);
+    } else if (sigma > 0) {
       const double p = below * (1 - u) + (1 - above) * u, q = (1 - below) * (1 - u) + above * u;
       const bool outside = anchor >= 0;
       const double log_p = outside ? log1p((mirrored ? 1 - u : u) * expm1(log_ratio)) : log(2 * fmin(fmin(p, q), 0.5));

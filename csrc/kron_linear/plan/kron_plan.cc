@@ -16,7 +16,7 @@ constexpr double kBehindFibers = 3000;
 // kernels of KronAxesParams those that have more bytes of shared memory than these.
 constexpr double kBehindAny = 11500;
 constexpr unsigned kAlmostAll = 200 << 10;
-// As _kron_linear_gemm.py has them: rows of the second of two factors, from which on nothing is rearranged, if the second one's
+// As _kron_linear/gemm.py has them: rows of the second of two factors, from which on nothing is rearranged, if the second one's
 // products of a column are more than these; columns beyond a factor's own, from which on products are a batch, and of fewer if
 // they, of at least so many rows and columns, are no more, and sums no longer; and what a batch of small products is.
 constexpr int kAcross = 26, kLeastAcross = 18, kFew = 32;
@@ -31,7 +31,7 @@ constexpr double kEnough = 1 << 20;                  // elements that it is wort
 // chosen.
 constexpr double kMargin = 1.05;
 
-// How _kron_linear_gemm.py has a factor by the vendor's matrix product: by one, by a batch, or by one of small products; by one and
+// How _kron_linear/gemm.py has a factor by the vendor's matrix product: by one, by a batch, or by one of small products; by one and
 // a copy that rearranges; and, in a chain with fused kernels, by one between two copies.
 enum Gemm { kOne, kBatched, kSmall, kCopied, kBetweenCopies };
 
@@ -62,7 +62,7 @@ constexpr double kLeast = 16;      // rows and columns, as fewer take as long
 // ps of a product as TF32, and of one of 16 bits in whole vectors, of factors from so many rows and columns on.
 constexpr double kProductTf32 = 0.0054, kProductLarge = 0.0024, kLarge = 256;
 
-// Up to how many products of a factor without columns beyond it _kron_linear_gemm.py takes a batch.
+// Up to how many products of a factor without columns beyond it _kron_linear/gemm.py takes a batch.
 double few_alone(DType dtype) { return dtype == kFloat32 ? 3 << 20 : dtype == kFloat64 ? 3 << 19 : 1 << 20; }
 
 // Whether a batch of products of a factor, one for each row, is no slower than one product and a copy.

@@ -11,7 +11,12 @@ class CuopsError(RuntimeError):
     def __init__(self, message: str, command: str | None = None) -> None:
         if command is not None:
             self.command = command
+        self._message = message
         super().__init__(f"{message}\nTo mend it, run: {self.command}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Copies and pickles are made as this one was."""
+        return type(self), (self._message, self.command)
 
 
 class BackendNotFoundError(CuopsError):

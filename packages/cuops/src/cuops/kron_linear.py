@@ -12,8 +12,8 @@ from ._torch import torch
 from .kron_plan import GEMM
 
 if torch is not None:
-    from ._kron_linear_eager import direct, is_direct
-    from ._kron_linear_torch import autocast, forward_torch
+    from ._kron_linear.eager import direct, is_direct
+    from ._kron_linear.operators import autocast, forward_torch
 
 
 def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:

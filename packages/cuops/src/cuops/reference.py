@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _arguments, _noise, _truncation
+from . import _arguments
+from ._sample_normal import noise as _noise
+from ._sample_normal import truncation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -209,7 +211,7 @@ def kron_linear_torch_backward(
 def _samples(xp: Any, parameters: list[Any], noise: Any) -> Any:
     """Samples in float64; `parameters` are mu and sigma, or mu, sigma, low and high with uniform noise."""
     mu, sigma, *bounds = parameters
-    x = _truncation.truncated(xp, parameters, noise) if bounds else mu + sigma * noise
+    x = truncation.truncated(xp, parameters, noise) if bounds else mu + sigma * noise
     return xp.where(sigma >= 0, x, float("nan"))
 
 
@@ -301,9 +303,10 @@ def sample_normal_formula(
         x = given[0] + given[1] * noise
     else:
         fixed = [a.detach() for a in given]
-        x = _truncation.truncated(torch, fixed, noise)
-        for slope, a, f in zip(_truncation.slopes(torch, fixed, noise, x), given, fixed, strict=True):
+        x = truncation.truncated(torch, fixed, noise)
+        for slope, a, f in zip(truncation.slopes(torch, fixed, noise, x), given, fixed, strict=True):
             x = x + slope * torch.where(f.isfinite(), a - f, 0)
+    x = torch.where(given[1] >= 0, x, math.nan)
     return laid_out(x, draw).to(dtype)
 
 
@@ -327,8 +330,8 @@ def sample_normal_torch_backward(
         noise = _noise_torch(part, columns, mu.device, grad.dtype == torch.float64, low is not None)
         slopes: list[torch.Tensor] = [torch.ones_like(noise), noise]
         if low is not None:
-            x = _truncation.truncated(torch, parameters, noise)
-            slopes = list(_truncation.slopes(torch, parameters, noise, x))
+            x = truncation.truncated(torch, parameters, noise)
+            slopes = list(truncation.slopes(torch, parameters, noise, x))
         found = [(g[place, columns] * slope).sum(0) for slope in slopes]
         if columns.start == len(sums) * chunk:
             sums.append(found)

@@ -11,8 +11,8 @@ from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
 
 if torch is not None:
-    from ._rms_norm_eager import direct, direct_in_place, is_direct
-    from ._rms_norm_torch import forward_torch
+    from ._rms_norm.eager import direct, direct_in_place, is_direct
+    from ._rms_norm.operators import forward_torch
     from ._transforms import PLAIN
 else:
 

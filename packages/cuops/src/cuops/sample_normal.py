@@ -6,13 +6,14 @@ import math
 import numbers
 from typing import Any
 
-from . import _arguments, _sample_normal_arrays, errors
-from . import _sample_normal_checks as _checks
-from ._noise import Draw
+from . import _arguments, errors
+from ._sample_normal import arrays as _arrays
+from ._sample_normal import checks as _checks
+from ._sample_normal.noise import Draw
 from ._torch import torch
 
 if torch is not None:
-    from . import _sample_normal_tensors
+    from ._sample_normal import eager
 
 
 def sample_normal(
@@ -55,9 +56,9 @@ def sample_normal(
         low: the lower bound, a number or an array like mu; None is none.
         high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
         dtype: the result's dtype; by default mu's.
-        generator: a torch.Generator of mu's device, or a numpy.random.Generator for other arrays, that is advanced. By
-            default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and NumPy's global one for other
-            arrays. Each replay of a CUDA graph draws fresh numbers.
+        generator: a torch.Generator of mu's device, for other arrays a numpy.random.Generator or any torch.Generator,
+            that is advanced. By default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and NumPy's
+            global one for other arrays. Each replay of a CUDA graph draws fresh numbers.
         seed: instead of a generator, an integer of 64 bits, or an int64 tensor on mu's device of one or two elements:
             the seed, and the number of the stream, 0 by default. Nothing is advanced.
         start: the number of the first sample.
@@ -81,9 +82,7 @@ def sample_normal(
     """
     if low is None and high is None and dtype is None and out is None and not validate and torch is not None:
         try:
-            x = _sample_normal_tensors.direct(
-                mu, sigma, num_samples, sample_dim, shared_noise, antithetic, generator, seed, start
-            )
+            x = eager.direct(mu, sigma, num_samples, sample_dim, shared_noise, antithetic, generator, seed, start)
             if x is not None:
                 return x
         except errors.CuopsError:
@@ -115,10 +114,10 @@ def sample_normal(
     draw = Draw(0, 0, int(num_samples), int(start), int(sample_dim), bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))
-        return _sample_normal_tensors.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)
+        return eager.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)
     if seed is None and 0 not in sizes:
-        seed = _sample_normal_arrays.fresh_seed(generator)
+        seed = _arrays.fresh_seed(generator)
     draw = draw._replace(seed=0 if seed is None else _checks.seed(seed))
-    by = _sample_normal_arrays
+    by = _arrays
     sample = by.sample_numpy if _arguments.is_ndarray(mu) else by.sample_dlpack
     return sample(given, shape, sizes, draw, dtype, out)

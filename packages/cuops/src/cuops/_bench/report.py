@@ -16,7 +16,7 @@ import torch
 
 from .. import _backend, _driver, errors
 
-PEERS = (
+PACKAGES = (
     "torch",
     "triton",
     "numpy",
@@ -46,7 +46,7 @@ def _commit() -> str | None:
 def provenance(device: str) -> dict[str, Any]:
     """Device, driver, versions and commit of a run."""
     versions = {}
-    for name in PEERS:
+    for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

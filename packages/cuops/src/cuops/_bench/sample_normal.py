@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import reference
-from .._noise import Draw
+from .._sample_normal.noise import Draw
 from .case import Case, compiled, largest_error
 
 KINDS = ("independent", "shared", "backward")

@@ -85,10 +85,6 @@ class CudaTimer:
         target = torch.empty(max(traffic // dtype.itemsize, 1), dtype=dtype, device="cuda")
         return self.kernel(lambda: target.zero_, calls)
 
-    def synchronize(self) -> None:
-        """Waits for the GPU."""
-        torch.cuda.synchronize()
-
     def release(self) -> None:
         """Gives memory that earlier cases used back to the GPU."""
         torch.cuda.empty_cache()
@@ -123,9 +119,6 @@ class CpuTimer:
         """A fill that writes `traffic` bytes."""
         target = torch.empty(max(traffic // dtype.itemsize, 1), dtype=dtype)
         return self.kernel(lambda: target.zero_)
-
-    def synchronize(self) -> None:
-        """Calls on the CPU are over when they return."""
 
     def release(self) -> None:
         """Memory of the CPU needs nothing."""

@@ -14,7 +14,7 @@ class History:
     """Scores and spread by step. Recording does not make the host wait for a GPU; reading does, once for new steps.
 
     Each of `best`, `elite_mean`, `elite_worst`, `best_so_far` and `sigma` is an array ``(steps, *batch)`` of float64;
-    NaN where no score of a step was finite. `evaluations` are those of one problem by then.
+    the first three are NaN where no score of a step was finite. `evaluations` are those of one problem by then.
     """
 
     method: Any

@@ -241,8 +241,9 @@ class CrossEntropyMethod:
         """For planning with a receding horizon, the first dimension of event: drops first steps, repeats the last one.
 
         The kept elites move too, and both stay within the bounds; the best so far is forgotten, as it was of another
-        problem. sigma is the standard deviation to start the next plan with, by default as it is. May be captured in a
-        CUDA graph.
+        problem. sigma is the standard deviation to start the next plan with, by default as it is; a full covariance
+        starts anew from it, without correlations, and what changes with the steps, such as noise, starts anew, too. May
+        be captured in a CUDA graph.
         """
         horizon = self.event_shape[0]
         _arguments.integer("steps", steps, 0, horizon)

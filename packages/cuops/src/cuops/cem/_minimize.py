@@ -70,10 +70,10 @@ class EarlyStopping:
         if self.target is self.sigma is self.patience is None:
             raise ValueError("target, sigma, patience: expected at least one of them, got none")
         for name in ("target", "sigma", "tolerance"):
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) is not None or name == "tolerance":
                 _arguments.number(name, value)
         for name in ("patience", "every"):
-            if (steps := getattr(self, name)) is not None:
+            if (steps := getattr(self, name)) is not None or name == "every":
                 _arguments.integer(name, steps, 1)
 
     def __call__(self, method: CrossEntropyMethod, history: History) -> bool:

@@ -6,13 +6,14 @@ import math
 import numbers
 from typing import Any
 
-from .. import _arguments, _sample_normal_arrays
+from .. import _arguments
 from .._arguments import is_tensor
+from .._sample_normal import arrays
 from .._torch import torch
 from ._library import library_of
 
 if torch is not None:
-    from .. import _sample_normal_tensors
+    from .._sample_normal import eager
 
 
 def elites(value: Any, num_samples: int) -> int:
@@ -116,7 +117,7 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
     """Both as (problems, d) in the samples' dtype, rounded to where they still hold, or None; mu is within them."""
     if low is None and high is None:
         return None, None
-    xp, by = library_of(mu), _sample_normal_tensors if is_tensor(mu) else _sample_normal_arrays
+    xp, by = library_of(mu), eager if is_tensor(mu) else arrays
     limits, rounded = [], []
     for name, value, none in (("low", low, -math.inf), ("high", high, math.inf)):
         exact = like(name, none if value is None else value, mu)
@@ -172,6 +173,8 @@ def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
     if is_tensor(value) != is_tensor(memory) or not hasattr(value, "shape"):
         kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
         raise TypeError(f"scores: expected {kind}, as the samples, got a {type(value).__qualname__}")
+    if hasattr(value, "mask"):
+        raise TypeError(f"scores: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
     if tuple(value.shape) != shape:
         raise ValueError(f"scores: expected one for each sample, shape {shape}, got {tuple(value.shape)}")
     if is_tensor(memory):
@@ -180,6 +183,8 @@ def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
         if value.is_complex():
             raise TypeError(f"scores: expected real numbers, got {value.dtype}")
         return (value.detach() if value.is_floating_point() else value.double()).contiguous()
+    if value.dtype.name == "bfloat16":  # of ml_dtypes
+        return value.astype("float32")
     if value.dtype.kind not in "fiub":
         raise TypeError(f"scores: expected real numbers, got {value.dtype}")
     return value if value.dtype.kind == "f" else value.astype("float64")

@@ -9,7 +9,7 @@ from typing import Any
 
 import cuops
 
-from .. import _sample_normal_checks
+from .._sample_normal import checks
 from . import operands
 
 
@@ -47,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
         means, keywords = operands.tensors(means, device), {k: operands.tensors(v, device) for k, v in keywords.items()}
     # No samples tell the shape of more, and arguments are checked before there is any output.
     *leading, _, d = cuops.sample_normal(means, num_samples=0, start=options.start, **keywords).shape
-    _sample_normal_checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
+    checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
     shape, start = (*leading, options.num_samples, d), time.perf_counter()
     step = max(1, operands.CHUNK // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
     with writing(options.output, shape, mu.dtype, mu.name) as out:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .. import _noise, reference
+from .. import reference
+from .._sample_normal import noise
 from .._torch import torch
 
 EPS = 1e-6
@@ -62,8 +63,8 @@ def _sample_normal(place: int | None) -> dict[str, float]:
     found = {}
     for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.items():
         zeros, ones = np.zeros(33, dtype), np.ones(33, dtype)
-        draw = _noise.Draw(7, 0, 40)
-        exact = _noise.noise(np, draw, np.arange(33), dtype == "float64", False)
+        draw = noise.Draw(7, 0, 40)
+        exact = noise.noise(np, draw, np.arange(33), dtype == "float64", False)
         if place is None:  # the public function would take a GPU that is there
             x = np.empty((40, 33), dtype)
             reference.sample_normal_numpy(zeros, ones, None, None, draw, x)

@@ -8,8 +8,8 @@ if _torch.torch is None:
     why = "does not import: " + _torch.failure if _torch.failure else "is not installed; run: pip install torch"
     raise ImportError(f"cuops.nn needs PyTorch, which {why}")
 
-from .._known_rms_norms import Formula
-from .._replace_rms_norm import Replacement, replace_rms_norm
+from ._known_rms_norms import Formula
+from ._replace_rms_norm import Replacement, replace_rms_norm
 from .kron_linear import KronLinear
 from .rms_norm import RMSNorm
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .. import _arguments
-from .._nearest_kronecker import nearest_kronecker
 from ..kron_linear import kron_linear
+from ._nearest_kronecker import nearest_kronecker
 
 
 class KronLinear(torch.nn.Module):

@@ -1,0 +1,1 @@
+"""What `cuops.kron_linear` is made of: the operators, and the ways of the forward and of the gradients."""

@@ -1,0 +1,112 @@
+"""RMSNorm of plain CUDA tensors without PyTorch's dispatcher, which takes longer than a kernel on a small array."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import _backend, errors
+from .._transforms import PLAIN, takes_formula
+from .operators import _bwd_cuda, _bwd_plain
+
+_is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+_is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+_empty_like, _tracing_state = torch.empty_like, torch._C._get_tracing_state
+
+
+@functools.cache
+def _library_fwd() -> Any:
+    return _backend.library().rms_norm_fwd
+
+
+# Written for speed: this much of a call is cuops' own.
+def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
+    """Whether the library may be called without PyTorch's dispatcher: plain CUDA tensors, nothing watches the call."""
+    return (
+        type(x) in PLAIN
+        and not _is_compiling()
+        and x.is_cuda
+        and (weight is None or type(weight) in PLAIN)
+        and (residual is None or type(residual) in PLAIN)
+        and (bias is None or type(bias) in PLAIN)
+        and _modes() == 0
+        and _peek() is None
+        and forward_ad._current_level < 0
+        and _tracing_state() is None
+    )
+
+
+def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
+    """y, or (y, h) with a residual, from the library. It refuses arguments that it cannot take as they are."""
+    if _is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (residual is not None and residual.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
+        return _apply_direct(x, residual, weight, bias, eps, weight_offset)
+    y = _empty_like(x)
+    if residual is None:
+        _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
+        return y
+    h = _empty_like(x)
+    _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
+    return y, h
+
+
+def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
+    """Whether the library has written y into x; it refuses arguments that it cannot take as they are."""
+    try:
+        _library_fwd()(x, None, None, x, None, weight, bias, eps, weight_offset)
+    except errors.CuopsError:
+        raise
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        return False
+    torch.autograd.graph.increment_version(x)
+    return True
+
+
+class _Direct(torch.autograd.Function):
+    """The operator with its gradient, for eager calls."""
+
+    @staticmethod
+    def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
+        y = _empty_like(x)
+        ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
+        if residual is None:
+            _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
+            ctx.save_for_backward(x, weight)
+            return y
+        h = _empty_like(x)
+        _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(h, weight)
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            ctx.mark_non_differentiable(h)
+        return y, h
+
+    @staticmethod
+    def backward(ctx, dy, dh=None):  # type: ignore[no-untyped-def]
+        h, weight = ctx.saved_tensors
+        wants_x, wants_residual, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
+        if dy is None:
+            return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
+        bias_dtype, eps, weight_offset = ctx.constants
+        watched = torch.is_grad_enabled() or _is_compiling()
+        backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
+        if takes_formula(dy, dh):
+            backward = _bwd_plain
+        sums = wants_weight, bias_dtype if wants_bias else None
+        dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
+        return (
+            dx if wants_x else None, dx if wants_residual else None,
+            dweight if wants_weight else None, dbias if wants_bias else None, None, None,
+        )  # fmt: skip
+
+
+# Function.apply without its look for transforms of torch.func, which `is_direct` has had.
+_apply_direct = super(torch.autograd.Function, _Direct).apply  # type: ignore[misc]

@@ -1,0 +1,94 @@
+"""Normal samples of NumPy arrays, and of arrays on CUDA of other libraries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _arguments, _backend, _dlpack, reference
+from .._torch import torch
+from . import checks as _checks
+
+if torch is not None:
+    from . import random_state
+
+
+def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]
+    """`sample_normal` of NumPy arrays, on the GPU where there is one."""
+    import numpy as np
+
+    dtype = _arguments.numpy_dtype("dtype", dtype)
+    mu, sigma = (np.broadcast_to(given[name], shape) for name in ("mu", "sigma"))
+    low, high = (None if given[name] is None else np.broadcast_to(given[name], shape) for name in ("low", "high"))
+    if not (sigma >= 0).all():
+        raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
+    if low is not None or high is not None:
+        low = np.broadcast_to(-np.inf, shape) if low is None else low
+        high = np.broadcast_to(np.inf, shape) if high is None else high
+        low, high = rounded_inwards(low, dtype, True), rounded_inwards(high, dtype, False)
+        _checks.bounds(bool((low < high).all()))
+    if out is None:
+        out = np.empty(sizes, dtype)
+    else:
+        _checks.out(out, sizes, dtype, mu)
+        _arguments.apart("out", out)
+        mu, sigma = (a.copy() if np.may_share_memory(out, a) else a for a in (mu, sigma))
+    if 0 in sizes:
+        return out
+    device = _backend.gpu_for_host_arrays()
+    if device is not None and out.flags.c_contiguous and _arguments.dtype_name(out.dtype) != "bfloat16":
+        wide = _arguments.accumulator(out.dtype.name)
+        whole = [_dlpack.host_view(a, a.dtype if a.dtype == out.dtype else wide) for a in (mu, sigma)]
+        bounds = [None if a is None else _dlpack.host_view(a, out.dtype) for a in (low, high)]
+        layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic, device
+        _backend.library().sample_normal_fwd_host(out, *whole, *bounds, draw.seed, *layout)
+        return out
+    reference.sample_normal_numpy(mu, sigma, low, high, draw, out)
+    return out
+
+
+def rounded_inwards(bound: Any, dtype: Any, up: bool) -> Any:
+    """Arrays of bounds in a dtype, rounded to where they still hold."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        rounded = bound.astype(dtype)
+        outside = rounded < bound if up else rounded > bound
+        return np.where(outside, np.nextafter(rounded, np.asarray(np.inf if up else -np.inf, dtype)), rounded)
+
+
+def sample_dlpack(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]
+    """`sample_normal` of arrays on CUDA that speak DLPack."""
+    mu, sigma, low, high = given.values()
+    if out is not None:
+        raise TypeError("out: expected None for arrays of this library, whose results are new")
+    xp, name = _dlpack.namespace(mu), _arguments.dtype_name(dtype)
+    wide = _arguments.accumulator(name)
+
+    def view(value: Any, as_dtype: Any) -> Any:
+        spread = hasattr(value, "shape") and value.size > 1
+        array = xp.broadcast_to(value, shape) if spread else xp.full(1, value, as_dtype)
+        return _dlpack.view(array.astype(as_dtype).copy())
+
+    views = [view(a, dtype if getattr(a, "dtype", wide) == dtype else wide) for a in (mu, sigma)]
+    bounds = [None, None]
+    if low is not None or high is not None:
+        bounds = [view(-math.inf if low is None else low, dtype), view(math.inf if high is None else high, dtype)]
+    x = _dlpack.empty(sizes, name, mu)
+    layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
+    _backend.library().sample_normal_fwd(x, *views, 0.0, *bounds, None, 0, draw.seed, 0, *layout)
+    return _dlpack.give_back(x, mu)
+
+
+def fresh_seed(generator: Any) -> int:
+    """A seed for arrays that are no tensors."""
+    if torch is not None and isinstance(generator, torch.Generator):
+        return random_state.host_seed(generator)
+    import numpy as np
+
+    if generator is None:
+        return int(np.random.randint(-(1 << 63), (1 << 63) - 1, dtype=np.int64))
+    if not isinstance(generator, np.random.Generator):
+        got = type(generator).__qualname__
+        raise TypeError(f"generator: expected a torch.Generator or a numpy.random.Generator, got {got}")
+    return int(generator.integers(-(1 << 63), (1 << 63) - 1, dtype=np.int64))

@@ -1,0 +1,54 @@
+"""What the arguments of `sample_normal` must be: each function raises an error that names its argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _arguments
+from .noise import MOST_COLUMNS, MOST_SAMPLES
+
+
+def number(name: str, value: Any) -> None:
+    """What is given in place of an array: a number or None."""
+    if name == "mu":
+        raise TypeError(f"mu: expected an array, got {type(value).__qualname__}")
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected a number or an array like mu, got bool")
+    if name == "sigma":
+        _arguments.number(name, value, least=0)
+    elif value is not None and value != value:
+        raise ValueError(f"{name}: expected a number, got {value}")
+
+
+def bounds(ordered: bool) -> None:
+    """`ordered` says whether low is less than high everywhere."""
+    if not ordered:
+        raise ValueError("low: expected less than high everywhere")
+
+
+def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> None:
+    """There are counters for these samples and columns."""
+    _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES)
+    _arguments.integer("start", start, 0, MOST_SAMPLES - int(num_samples))
+    if sample_dim not in (0, -1):
+        raise ValueError(f"sample_dim: expected 0 or -1, got {sample_dim}")
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
+
+
+def out(given: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:
+    """What the result is written into has its shape and dtype."""
+    _arguments.array("out", given, like, "mu")
+    wanted, got = _arguments.dtype_name(dtype), _arguments.dtype_name(given.dtype)
+    if wanted != got:
+        raise TypeError(f"out: expected dtype {wanted}, got {got}")
+    if tuple(given.shape) != tuple(sizes):
+        raise ValueError(f"out: expected shape {tuple(sizes)}, got {tuple(given.shape)}")
+    if _arguments.is_ndarray(given) and not given.flags.writeable:
+        raise ValueError("out: expected a writable array, got a read-only one")
+
+
+def seed(given: Any) -> int:
+    """The seed's 64 bits as a signed number, which is what operators take."""
+    _arguments.integer("seed", given, -(1 << 63), (1 << 64) - 1)
+    return (int(given) + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,152 @@
+"""Normal samples in PyTorch: the operators cuops::sample_normal_fwd and sample_normal_bwd, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _backend, _higher_derivatives, reference
+from .noise import Draw
+
+library = torch.library.Library("cuops", "FRAGMENT")
+DRAW = (
+    "Tensor? state, int seed, int stream, SymInt num_samples, SymInt start, int sample_dim, bool shared_noise, "
+    "bool antithetic"
+)
+library.define(
+    f"sample_normal_fwd(Tensor mu, Tensor sigma, Tensor? low, Tensor? high, {DRAW}, ScalarType dtype) -> Tensor"
+)
+library.define(
+    f"sample_normal_bwd(Tensor grad, Tensor mu, Tensor sigma, Tensor? low, Tensor? high, {DRAW}) "
+    "-> (Tensor dmu, Tensor dsigma, Tensor dlow, Tensor dhigh)"
+)
+
+
+def sizes_of(shape: Any, num_samples: Any, sample_dim: int) -> list[Any]:
+    """The sizes of the samples of distributions of a shape."""
+    return [*shape[:-1], num_samples, shape[-1]] if sample_dim == 0 else [*shape, num_samples]
+
+
+def draw_of(state: Tensor | None, seed: int, stream: int, *layout: Any) -> Draw:
+    """The draw that an operator's arguments name."""
+    if state is not None:
+        state = state.reshape(-1)
+        seed, stream = state[0], state[1] if state.numel() > 1 else 0  # type: ignore[assignment]
+    num_samples, start, sample_dim, shared_noise, antithetic = layout
+    return Draw(seed, stream, num_samples, start, sample_dim, shared_noise, antithetic)
+
+
+def _fwd_plain(mu, sigma, low, high, *rest):  # type: ignore[no-untyped-def]
+    return reference.sample_normal_torch(mu, sigma, low, high, draw_of(*rest[:-1]), rest[-1])
+
+
+def _bwd_plain(grad, mu, sigma, low, high, *rest):  # type: ignore[no-untyped-def]
+    found = reference.sample_normal_torch_backward(grad, mu, sigma, low, high, draw_of(*rest))
+    return tuple(mu.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+def _numbers(state: Tensor | None, seed: int, stream: int) -> tuple[None, int, int]:
+    """Seed and stream as numbers, from which NumPy draws many times as fast as PyTorch from a state on the CPU."""
+    if state is not None:
+        seed, stream = (*state.reshape(-1).tolist(), 0)[:2]
+    return None, seed, stream
+
+
+def _fwd_cpu(mu, sigma, low, high, state, seed, stream, *layout):  # type: ignore[no-untyped-def]
+    return _fwd_plain(mu, sigma, low, high, *_numbers(state, seed, stream), *layout)
+
+
+def _bwd_cpu(grad, mu, sigma, low, high, state, seed, stream, *layout):  # type: ignore[no-untyped-def]
+    return _bwd_plain(grad, mu, sigma, low, high, *_numbers(state, seed, stream), *layout)
+
+
+def _readable(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A parameter as the library takes it: contiguous, or one element where all are one; in `dtype`."""
+    if a is None:
+        return a
+    if a.numel() > 1 and not any(stride for size, stride in zip(a.shape, a.stride(), strict=True) if size > 1):
+        a = a.as_strided((1,), (1,))
+    return a.to(dtype).contiguous()
+
+
+def _fwd_cuda(mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic, dtype):  # type: ignore[no-untyped-def]
+    x = mu.new_empty(sizes_of(mu.shape, num, sample_dim), dtype=dtype)
+    if x.numel() > 0:
+        draw_into(x, mu, sigma, low, high, state, 0, seed, stream, start, sample_dim, shared, antithetic)
+    return x
+
+
+def draw_into(x, mu, sigma, low, high, *draw):  # type: ignore[no-untyped-def]
+    """Draws into a contiguous x."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    mu, sigma = (_readable(a, x.dtype if a.dtype == x.dtype else wide) for a in (mu, sigma))
+    low, high = (_readable(a, x.dtype) for a in (low, high))
+    _backend.library().sample_normal_fwd(x, mu, sigma, 0.0, low, high, *draw)
+
+
+def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic):  # type: ignore[no-untyped-def]
+    lib = _backend.library()
+    grad = grad.contiguous()
+    chunks = lib.sample_normal_bwd_chunks(grad, start, sample_dim, antithetic) if low is None and grad.numel() else 0
+    if chunks == 0:
+        return _bwd_plain(
+            grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic
+        )  # fmt: skip
+    sums = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    partial = grad.new_empty((chunks, 2, mu.numel()), dtype=sums)
+    lib.sample_normal_bwd(partial, grad, state, seed, stream, start, sample_dim, shared, antithetic)
+    dmu, dsigma = (partial[0] if chunks == 1 else partial.sum(0)).reshape(2, *mu.shape)
+    return dmu.to(mu.dtype, copy=True), dsigma.to(sigma.dtype, copy=True), mu.new_empty(0), mu.new_empty(0)
+
+
+library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
+library.impl("sample_normal_bwd", _bwd_cuda, "CUDA")
+library.impl("sample_normal_fwd", _fwd_cpu, "CPU")
+library.impl("sample_normal_bwd", _bwd_cpu, "CPU")
+
+
+@torch.library.register_fake("cuops::sample_normal_fwd", lib=library)
+def _fwd_fake(mu, sigma, low, high, state, seed, stream, num_samples, start, sample_dim, shared, antithetic, dtype):  # type: ignore[no-untyped-def]
+    return mu.new_empty(sizes_of(mu.shape, num_samples, sample_dim), dtype=dtype)
+
+
+@torch.library.register_fake("cuops::sample_normal_bwd", lib=library)
+def _bwd_fake(grad, mu, sigma, low, high, *rest):  # type: ignore[no-untyped-def]
+    return tuple(
+        mu.new_empty(0) if a is None else torch.empty_like(a, memory_format=torch.contiguous_format)
+        for a in (mu, sigma, low, high)
+    )
+
+
+def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    mu, sigma, low, high, state, *ctx.constants, _ = inputs
+    ctx.save_for_backward(mu, sigma, low, high, state)
+
+
+def _bwd(ctx, grad):  # type: ignore[no-untyped-def]
+    mu, sigma, low, high, state = ctx.saved_tensors
+    found = torch.ops.cuops.sample_normal_bwd(grad, mu, sigma, low, high, state, *ctx.constants)
+    gradients = [None if a is None else g for a, g in zip((mu, sigma, low, high), found, strict=True)]
+    return (*gradients, *[None] * 9)
+
+
+def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    *tensors, ctx.seed, ctx.stream, ctx.num, ctx.start, ctx.dim, ctx.shared, ctx.antithetic = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+
+
+def _second(ctx, *grads):  # type: ignore[no-untyped-def]
+    """The gradient of the gradient, and those that follow, through its formula."""
+    *given, state = ctx.saved_tensors
+    if given[3] is not None:
+        raise NotImplementedError("second derivatives of truncated samples are not there")
+    constants = ctx.seed, ctx.stream, ctx.num, ctx.start, ctx.dim, ctx.shared, ctx.antithetic
+    found = _higher_derivatives.through(lambda *tensors: _bwd_plain(*tensors, state, *constants), given, grads)
+    return *found, *[None] * 8
+
+
+torch.library.register_autograd("cuops::sample_normal_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
+torch.library.register_autograd("cuops::sample_normal_bwd", _second, setup_context=_save_for_second, lib=library)

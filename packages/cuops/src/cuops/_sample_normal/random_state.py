@@ -1,0 +1,63 @@
+"""PyTorch's random state as samples take it: a seed and the number of a stream, or a tensor that holds them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+
+
+def host_seed(generator: torch.Generator | None) -> int:
+    """A seed from a generator of the CPU."""
+    if generator is not None and generator.device.type != "cpu":
+        raise ValueError(f"generator: expected one of the CPU, got one of {generator.device}")
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+
+
+is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)  # a build for the CPU has none
+advancing = threading.Lock()  # a generator's offset is read and written in two steps
+
+
+def is_for(generator: torch.Generator, device: torch.device) -> bool:
+    """Whether a generator is of a device; one of "cuda" is of the current GPU."""
+    at = generator.device
+    return at == device or (at.type == device.type == "cuda" and at.index is None)
+
+
+def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index] if generator is None else generator
+
+
+def random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tensor | None, int, int]:
+    """(state, seed, stream) as operators take them; a generator is advanced."""
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.numel() not in (1, 2):
+            raise ValueError(f"seed: expected one or two int64, got {seed.numel()} of {seed.dtype}")
+        if seed.device != device:
+            raise ValueError(f"seed: expected a tensor on mu's device, {device}, got one on {seed.device}")
+        return seed, 0, 0
+    if seed is not None:
+        return None, checks.seed(seed), 0
+    if generator is not None:
+        if not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
+        if not is_for(generator, device):
+            raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
+    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    if device.type == "cuda" and not recorded and not is_capturing():
+        with advancing:
+            taken = _cuda_generator(generator, device)
+            offset = taken.get_offset()
+            taken.set_offset(offset + 4)
+        return None, _signed(taken.initial_seed()), offset // 4
+    # The graph draws a seed on the device, each time that it runs.
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=generator, device=device), 0, 0
+
+
+def _signed(seed: int) -> int:
+    return seed - (1 << 64) if seed >> 63 else seed

@@ -1,0 +1,183 @@
+"""The exchange of the RMSNorm modules of a model for `cuops.nn.RMSNorm`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ._known_rms_norms import FORMULAS, Formula
+from .rms_norm import RMSNorm
+
+ADDED_BY_LIBRARIES = "_"  # how attributes that are not the class's own begin
+OTHER_FACTS = ("training", "normalized_shape", "elementwise_affine", "with_scale")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A module's place in its parent."""
+
+    path: str
+    parent: torch.nn.Module
+    name: str
+    old: torch.nn.Module
+    new: torch.nn.Module
+
+
+class Replacement:
+    """What `replace_rms_norm` did.
+
+    Attributes:
+        replaced: (path, class) of every module that was replaced.
+        left: (path, class, reason) of every module that was not, though its class's name says RMSNorm.
+    """
+
+    def __init__(self, model: torch.nn.Module, places: list[_Place], left: list[tuple[str, type, str]]) -> None:
+        self.replaced = [(place.path, type(place.old)) for place in places]
+        self.left = left
+        self._model, self._places = type(model).__qualname__, places
+
+    def undo(self) -> None:
+        """Puts the very modules back that were there; they have the parameters as they are now.
+
+        Raises RuntimeError, and changes nothing, where another module has taken a place since, or a module there has
+        become one of another class, as parametrizations make it.
+        """
+        places = ((place, place.parent._modules.get(place.name)) for place in self._places)
+        if taken := [place.path for place, now in places if now is not place.new or type(now) is not RMSNorm]:
+            raise RuntimeError(f"these modules are no longer those that replace_rms_norm put there: {', '.join(taken)}")
+        for place in self._places:
+            place.parent._modules[place.name] = place.old
+            for name in ("training", "_is_full_backward_hook"):  # dictionaries are shared; these are not
+                place.old.__dict__[name] = place.new.__dict__[name]
+        self._places = []
+
+    def __repr__(self) -> str:
+        undone = " and put back" if self.replaced and not self._places else ""
+        modules = "1 module" if len(self.replaced) == 1 else f"{len(self.replaced)} modules"
+        done = f"{modules} of {self._model} replaced by cuops.nn.RMSNorm{undone}"
+        lines = [f"{done}, {len(self.left)} left alone"]
+        for cls in dict.fromkeys(cls for _, cls in self.replaced):
+            lines += [
+                f"  {cls.__module__}.{cls.__qualname__}",
+                *(f"    {path}" for path, of in self.replaced if of is cls),
+            ]
+        lines += [f"  left: {path}, {cls.__module__}.{cls.__qualname__}: {reason}" for path, cls, reason in self.left]
+        return "\n".join(lines)
+
+
+def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None = None) -> Replacement:
+    """Replaces the RMSNorm modules in `model`, in place, by `cuops.nn.RMSNorm`.
+
+    Known are `torch.nn.RMSNorm` and the RMSNorm classes of Hugging Face Transformers, those classes themselves: a class
+    that derives from one of them, or only has such a name, is left alone, and so is a module whose forward was patched.
+    A new module has the very parameters, hooks and attributes of the old one, so that optimisers, tied weights and
+    checkpoints stay as they are.
+
+    Args:
+        model: the model. It is not itself one of these modules.
+        also: classes of other libraries or your own, each with the formula of its forward.
+
+    Returns:
+        A `Replacement`: `print` it to see what was replaced; its `undo()` puts the old modules back.
+
+    Raises:
+        TypeError: model is not a module, or `also` is not of classes and formulas.
+        ValueError: model itself is to be replaced, which nothing inside it can do.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__qualname__}")
+    if not isinstance(also, (Mapping, type(None))):
+        raise TypeError(
+            f"also: expected a mapping of classes to their cuops.nn.Formula, got a {type(also).__qualname__}"
+        )
+    also = dict(also or {})
+    for cls, formula in also.items():
+        if not isinstance(cls, type) or not isinstance(formula, Formula):
+            raise TypeError(f"also: expected classes with their cuops.nn.Formula, got {cls!r}: {formula!r}")
+    if type(model) is torch.nn.RMSNorm or _known_formula(type(model), also):
+        raise ValueError(
+            f"model: expected a module with RMSNorm modules in it, got a {type(model).__qualname__} itself"
+        )
+    places, left = [], []
+    new: dict[torch.nn.Module, RMSNorm] = {}
+    for prefix, parent in model.named_modules():
+        for name, old in parent._modules.items():
+            path = f"{prefix}.{name}" if prefix else name
+            if old is None or isinstance(old, RMSNorm):
+                continue
+            reason = _reason_to_leave(old, also)
+            if reason is None:
+                new[old] = new.get(old) or _replacement_of(old, also)
+                places.append(_Place(path, parent, name, old, new[old]))
+            elif "rmsnorm" in type(old).__name__.lower() or reason != "its class is not known":
+                left.append((path, type(old), reason))
+    for place in places:
+        place.parent._modules[place.name] = place.new
+    return Replacement(model, places, left)
+
+
+def _known_formula(cls: type, also: Mapping[type, Formula]) -> Formula | None:
+    """The formula of a class, recognised by what it is and not by what it is called."""
+    if cls in also:
+        return also[cls]
+    if cls is torch.nn.RMSNorm:
+        return Formula()
+    formula = FORMULAS.get(f"{cls.__module__}.{cls.__qualname__}")
+    return formula if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls else None
+
+
+def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> str | None:
+    """Why a module cannot be replaced, or None."""
+    cls = type(module)
+    formula = _known_formula(cls, also)
+    if formula is None:
+        return "its class is not known"
+    # By its globals, which functools.wraps does not copy.
+    source = getattr(cls.forward, "__globals__", {}).get("__name__")
+    if "forward" in vars(module) or (cls not in also and source != cls.__module__):
+        return "its forward was patched"
+    if module._compiled_call_impl is not None:
+        return "it is compiled by itself, as it is now"
+    if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= {"weight", "bias"}:
+        return "it has other parameters than weight and bias, or no weight at all"
+    if module._parameters["weight"] is None and cls is not torch.nn.RMSNorm:
+        return "it has no weight"
+    wanted = {formula.eps, formula.weight_offset} if isinstance(formula.weight_offset, str) else {formula.eps}
+    if missing := [name for name in wanted if not hasattr(module, str(name))]:
+        if cls in also:
+            raise ValueError(
+                f"also: expected attributes that {cls.__qualname__} has, got {', '.join(map(repr, missing))}"
+            )
+        return f"it has no attribute {missing[0]}"
+    eps = getattr(module, formula.eps)
+    if eps is not None and not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
+        return f"its eps is no finite number of at least 0: {eps}"
+    own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS}
+    if cls not in also and own != {formula.eps}:
+        return f"it has attributes that its class is not known for: {', '.join(sorted(own ^ {formula.eps}))}"
+    return None
+
+
+def _replacement_of(old: torch.nn.Module, also: Mapping[type, Formula]) -> RMSNorm:
+    """A new module on the dictionaries of parameters and hooks of the old one: what happens to one happens to both."""
+    formula = _known_formula(type(old), also)
+    assert formula is not None
+    offset = formula.weight_offset
+    weight = old._parameters["weight"]
+    facts = {
+        "normalized_shape": old.normalized_shape if weight is None else tuple(weight.shape),
+        "eps": getattr(old, formula.eps),
+        "elementwise_affine": weight is not None,
+        "weight_offset": getattr(old, offset) if isinstance(offset, str) else offset,
+        "_y_dtype": None if type(old) is torch.nn.RMSNorm else formula.y_dtype,
+    }
+    if "bias" not in old._parameters:
+        facts["bias"] = None
+    new = RMSNorm.__new__(RMSNorm)
+    new.__dict__.update(vars(old))
+    new.__dict__.update(facts)
+    return new
