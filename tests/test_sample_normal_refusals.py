@@ -154,3 +154,19 @@ def test_seeds_and_generators_are_of_mus_device():
         cuops.sample_normal(mu, sigma, 5, seed=torch.zeros(3, dtype=torch.int64, device="cuda"))
     with pytest.raises(ValueError, match="^generator: "):
         cuops.sample_normal(mu, sigma, 5, generator=torch.Generator())
+
+
+def test_a_call_that_fails_advances_no_generator():
+    generator = np.random.default_rng(1)
+    before, outer = generator.bit_generator.state, np.random.get_state()[2]
+    mu = np.zeros(2)
+    for wrong in (
+        {"sigma": np.array([-1.0, 1.0])},
+        {"sigma": 1.0, "low": mu + 1, "high": mu},
+        {"sigma": 1.0, "out": mu},
+    ):
+        for given in ({"generator": generator}, {}):
+            with pytest.raises((ValueError, TypeError)):
+                cuops.sample_normal(mu, num_samples=3, **wrong, **given)
+    assert generator.bit_generator.state == before
+    assert np.random.get_state()[2] == outer

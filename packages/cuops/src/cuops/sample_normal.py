@@ -115,9 +115,5 @@ def sample_normal(
     if _arguments.is_tensor(mu):
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))
         return eager.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)
-    if seed is None and 0 not in sizes:
-        seed = _arrays.fresh_seed(generator)
-    draw = draw._replace(seed=0 if seed is None else _checks.seed(seed))
-    by = _arrays
-    sample = by.sample_numpy if _arguments.is_ndarray(mu) else by.sample_dlpack
-    return sample(given, shape, sizes, draw, dtype, out)
+    sample = _arrays.sample_numpy if _arguments.is_ndarray(mu) else _arrays.sample_dlpack
+    return sample(given, shape, sizes, draw, dtype, generator, seed, out)

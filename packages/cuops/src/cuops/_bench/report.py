@@ -83,7 +83,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 FOOTNOTE = (
-    "roof: this device's own copy of as many bytes; to best peer: cuops's time / the fastest other's, below 1 is faster"
+    "roof: this device's own copy, or fill, of as many bytes; "
+    "to best peer: cuops's time / the fastest other's, below 1 is faster"
 )
 
 

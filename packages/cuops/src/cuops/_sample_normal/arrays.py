@@ -8,12 +8,13 @@ from typing import Any
 from .. import _arguments, _backend, _dlpack, reference
 from .._torch import torch
 from . import checks as _checks
+from .noise import Draw
 
 if torch is not None:
     from . import random_state
 
 
-def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]
+def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # type: ignore[no-untyped-def]
     """`sample_normal` of NumPy arrays, on the GPU where there is one."""
     import numpy as np
 
@@ -33,6 +34,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unty
         _checks.out(out, sizes, dtype, mu)
         _arguments.apart("out", out)
         mu, sigma = (a.copy() if np.may_share_memory(out, a) else a for a in (mu, sigma))
+    draw = _seeded(draw, generator, seed, 0 in sizes)
     if 0 in sizes:
         return out
     device = _backend.gpu_for_host_arrays()
@@ -57,7 +59,7 @@ def rounded_inwards(bound: Any, dtype: Any, up: bool) -> Any:
         return np.where(outside, np.nextafter(rounded, np.asarray(np.inf if up else -np.inf, dtype)), rounded)
 
 
-def sample_dlpack(given, shape, sizes, draw, dtype, out):  # type: ignore[no-untyped-def]
+def sample_dlpack(given, shape, sizes, draw, dtype, generator, seed, out):  # type: ignore[no-untyped-def]
     """`sample_normal` of arrays on CUDA that speak DLPack."""
     mu, sigma, low, high = given.values()
     if out is not None:
@@ -74,13 +76,21 @@ def sample_dlpack(given, shape, sizes, draw, dtype, out):  # type: ignore[no-unt
     bounds = [None, None]
     if low is not None or high is not None:
         bounds = [view(-math.inf if low is None else low, dtype), view(math.inf if high is None else high, dtype)]
+    draw = _seeded(draw, generator, seed, 0 in sizes)
     x = _dlpack.empty(sizes, name, mu)
     layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
     _backend.library().sample_normal_fwd(x, *views, 0.0, *bounds, None, 0, draw.seed, 0, *layout)
     return _dlpack.give_back(x, mu)
 
 
-def fresh_seed(generator: Any) -> int:
+def _seeded(draw: Draw, generator: Any, seed: Any, is_empty: bool) -> Draw:
+    """The draw with its seed, once nothing else can be wrong: a call that fails advances no generator."""
+    if seed is None and not is_empty:
+        seed = _fresh_seed(generator)
+    return draw._replace(seed=0 if seed is None else _checks.seed(seed))
+
+
+def _fresh_seed(generator: Any) -> int:
     """A seed for arrays that are no tensors."""
     if torch is not None and isinstance(generator, torch.Generator):
         return random_state.host_seed(generator)

@@ -31,8 +31,8 @@ def load(method: Any, saved: Mapping[str, Any]) -> None:
     if pending is not None:
         size = pending.shape[1] if getattr(pending, "ndim", 0) == 3 else method.num_samples
         check("population", pending, method._memory, (method.problems, size, method.dimensions))
-        if size > method.num_samples:
-            raise ValueError(f"state_dict: population has {pending.shape[1]} samples, over {method.num_samples}")
+        if not 1 <= size <= method.num_samples:
+            raise ValueError(f"state_dict: population: expected 1 to {method.num_samples} samples, got {size}")
     for name, array in arrays.items():
         array[...] = _to(saved[name], array)
     method._steps = steps

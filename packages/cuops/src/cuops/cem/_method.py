@@ -51,7 +51,8 @@ class CrossEntropyMethod:
             horizon; 0 is white noise, independent from step to step.
         antithetic: whether samples come in pairs mu + z, mu - z.
         dtype: of the samples; mu's by default. State is float32, float64 for float64.
-        generator: a torch.Generator to take the seed from; by default torch's, for arrays NumPy's global one.
+        generator: a torch.Generator, for NumPy arrays a numpy.random.Generator, to take the seed from; by default the
+            library's global one.
         seed: instead of it, an integer of at least 0: the same seed gives the same samples.
 
     Raises:
