@@ -54,9 +54,11 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         git(root, "tag", "-a", tag, "-m", f"cuops {tag[1:]}")
         if remote:
             git(root, "push", "--atomic", remote, "HEAD", f"refs/tags/{tag}")
-    except BaseException:  # a key that is pressed, too
-        if remote and is_pushed(root, remote, tag):  # and only the answer was lost
-            return tag
+    except BaseException as error:  # a key that is pressed, too
+        if remote and is_pushed(root, remote, tag):  # nothing is to be undone
+            if isinstance(error, VersionError):  # only the answer was lost
+                return tag
+            raise
         if git(root, "tag", "--list", tag):
             git(root, "tag", "-d", tag)
         git(root, "reset", "--hard", before)  # the tree was clean: only this release's changes go

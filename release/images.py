@@ -146,13 +146,16 @@ def check_registry(registry: str) -> None:
         raise ReleaseError(f"the registry {registry} answers {answer.status_code}, so nothing is built or pushed")
 
 
-def build(engine: Engine, options: argparse.Namespace, row: str, version: str) -> str:
-    """Builds the image of a row of cuda.toml and runs the doctor in it; returns its local tag."""
+def build(engine: Engine, options: argparse.Namespace, row: str, version: str, of_head: bool) -> str:
+    """Builds the image of a row of cuda.toml and runs the doctor in it; returns its local tag.
+
+    `of_head`: the version is that of the commit that is checked out, which the image then names.
+    """
     root = Path.cwd()
     tag = f"{NAMES[options.image]}:{version}-{row}"
     commit, epoch = git(root, "log", "-1", "--format=%H %ct").split()
     labels = {"org.opencontainers.image.version": version}
-    if version == read(root).version:  # and not that of wheels of another commit
+    if of_head:
         labels["org.opencontainers.image.revision"] = commit
     values = {"CUDA": row, "VERSION": version, "TORCH": options.torch, "INDEX": options.index or ""}
     if options.base:
@@ -185,7 +188,7 @@ def main() -> None:
         engine = Engine(options.engine)
         head = read(Path.cwd()).version
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
-        built = {row: build(engine, options, row, version) for row in options.cuda}
+        built = {row: build(engine, options, row, version, version == head) for row in options.cuda}
         # All images are built and tried before the first is pushed, and the tags that move go last.
         names = [(built[row], tag) for row in built for tag in tags(version, row, today)] if options.push else []
         for local, tag in sorted(names, key=lambda name: not name[1].startswith(version)):

@@ -29,7 +29,7 @@ def test_more_than_two_to_the_32_samples():
 
 @pytest.mark.parametrize(("before", "num_samples"), [(8192, 8188), (16000, 12000)])
 def test_antithetic_samples_before_a_counter_wraps(before, num_samples):
-    """Groups of eight are counted in 32 bits; a draw longer than what is left of them once was written elsewhere."""
+    """Groups of eight are counted in 32 bits; a draw may be longer than what is left of these."""
     mu, start = torch.zeros(8, device="cuda"), 2**35 - before
     x = cuops.sample_normal(mu, 1.0, num_samples, seed=1, start=start, antithetic=True)
     for first in range(0, num_samples, 64):

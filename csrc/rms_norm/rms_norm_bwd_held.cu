@@ -1,4 +1,5 @@
-// The gradient of RMSNorm in the common case: a weight of h's dtype, no bias, aligned rows that the registers of a block hold.
+// The gradient of RMSNorm in the common case: a weight of h's dtype, no bias, rows that start together and that
+// the registers of a block or of a cluster hold.
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/tuned.cuh"

@@ -56,6 +56,13 @@ def accumulator(dtype_name: str) -> str:
     return "float64" if dtype_name == "float64" else "float32"
 
 
+def plain(name: str, value: Any) -> None:
+    """A NumPy array is no matrix, and has no mask."""
+    ma = sys.modules.get("numpy.ma")
+    if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
+        raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
+
+
 def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
     """`value` is an array that kernels take, of the kind and on the device of `like`."""
     if is_tensor(value):
@@ -65,9 +72,7 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
             raise ValueError(f"{name}: expected a tensor with values, got a {type(value).__qualname__}")
     elif is_ndarray(value):
-        ma = sys.modules.get("numpy.ma")
-        if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
-            raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
+        plain(name, value)
     elif isinstance(value, type) or not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
         got = type(value).__qualname__
         raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")

@@ -170,10 +170,12 @@ def maximize(
     **options: Any,
 ) -> Result:
     """Searches the x of the greatest ``function(x)``; arguments, result and errors are those of `minimize`."""
-    own: dict[str, Any] = {"steps": steps, "callbacks": callbacks, "progress": progress, "vectorized": vectorized}
     if "maximize" in options:
         raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
-    return minimize(function, mu, sigma, num_samples, **own, cuda_graph=cuda_graph, **options, maximize=True)
+    return minimize(
+        function, mu, sigma, num_samples, steps=steps, callbacks=callbacks, progress=progress, vectorized=vectorized,
+        cuda_graph=cuda_graph, maximize=True, **options,
+    )  # fmt: skip
 
 
 def _one_by_one(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:

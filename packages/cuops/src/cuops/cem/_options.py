@@ -173,8 +173,6 @@ def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
     if is_tensor(value) != is_tensor(memory) or not hasattr(value, "shape"):
         kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
         raise TypeError(f"scores: expected {kind}, as the samples, got a {type(value).__qualname__}")
-    if hasattr(value, "mask"):
-        raise TypeError(f"scores: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
     if tuple(value.shape) != shape:
         raise ValueError(f"scores: expected one for each sample, shape {shape}, got {tuple(value.shape)}")
     if is_tensor(memory):
@@ -183,6 +181,7 @@ def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
         if value.is_complex():
             raise TypeError(f"scores: expected real numbers, got {value.dtype}")
         return (value.detach() if value.is_floating_point() else value.double()).contiguous()
+    _arguments.plain("scores", value)
     if value.dtype.name == "bfloat16":  # of ml_dtypes
         return value.astype("float32")
     if value.dtype.kind not in "fiub":
