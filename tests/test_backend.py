@@ -167,6 +167,20 @@ def test_numpy_arrays_go_through_the_gpu_in_chunks(
     run(installation, code, LIBRARIES=driver)
 
 
+def test_memory_for_rows_that_are_large_is_bounded_and_given_back(installation: Installation, driver: Path):
+    code = """
+        import ctypes, cuops, numpy
+        x = numpy.random.default_rng(0).standard_normal((4, 10_000_000))  # two rows in, and two out, are 320 MB
+        y = cuops.rms_norm(x)
+        want = x[3] / numpy.sqrt((x[3] ** 2).mean() + 1e-6)
+        numpy.testing.assert_allclose(y[3], want, rtol=1e-12)
+        driver = ctypes.CDLL("libcuda.so.1")
+        assert driver.stand_in_most_allocated() < 2**28, driver.stand_in_most_allocated()
+        assert driver.stand_in_allocated() == 0
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
 def test_rows_of_a_larger_array_are_read_and_written_in_place(installation: Installation, driver: Path):
     code = """
         import cuops, numpy

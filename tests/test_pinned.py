@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import cuops
@@ -41,6 +42,22 @@ def test_memory_lives_as_long_as_its_last_view(installation: Installation, drive
 def test_memory_that_cannot_be_locked_is_an_error(installation: Installation, driver: Path):
     done = installation.run("import cuops; cuops.pinned_empty(5)", LIBRARIES=driver, STAND_IN_FAIL="cuMemHostAlloc=2")
     assert "cuops.errors.CudaError: cuMemHostAlloc failed with CUDA_ERROR_OUT_OF_MEMORY" in done.stderr
+
+
+@pytest.mark.gpu
+def test_memory_comes_and_goes_while_a_graph_is_captured():
+    x, rows, kept = torch.ones(8, device="cuda"), np.ones((5000, 100), "float32"), [cuops.pinned_empty(1000)]
+    graph, done = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        y = 2 * x
+        kept.clear()
+        other = threading.Thread(target=lambda: done.append(cuops.rms_norm(rows, np.ones(100, "float32"))))
+        other.start()
+        other.join()
+        kept.append(cuops.pinned_empty(5))
+    graph.replay()
+    assert y.tolist() == [2.0] * 8
+    np.testing.assert_allclose(done[0], rows, rtol=1e-5)
 
 
 def test_no_gpu_is_an_error(installation: Installation):

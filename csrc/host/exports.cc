@@ -27,9 +27,11 @@ bool rows_are_readable(TensorView t, int64_t strides) {
   return rows.has_value() && (strides == 2 || has_one_stride(*rows));
 }
 
+// Memory comes and goes while a graph is captured, too: that of arrays that die then, say.
 struct DeviceAllocator {
   void AllocData(DLTensor* tensor) {
     const ContextGuard context(tensor->device.device_id);
+    const RelaxedCapture relaxed;
     CUdeviceptr at = 0;
     const std::size_t bytes = tvm::ffi::GetDataSize(*tensor);
     if (bytes > 0) check(driver().MemAlloc(&at, bytes), "cuMemAlloc");
@@ -39,6 +41,7 @@ struct DeviceAllocator {
     if (tensor->data == nullptr) return;
     try {
       const ContextGuard context(tensor->device.device_id);
+      const RelaxedCapture relaxed;
       driver().MemFree(reinterpret_cast<CUdeviceptr>(tensor->data));
     } catch (const tvm::ffi::Error&) {
       // In a forked child, or when the driver has shut down: the memory is no longer ours, and a deleter has nobody to tell.
@@ -54,11 +57,13 @@ tvm::ffi::Tensor empty(tvm::ffi::Shape shape, DLDataType dtype, int64_t device) 
 struct PinnedAllocator {
   void AllocData(DLTensor* tensor) {
     const ContextGuard context(0);
+    const RelaxedCapture relaxed;
     check(driver().MemHostAlloc(&tensor->data, tvm::ffi::GetDataSize(*tensor), 1), "cuMemHostAlloc");
   }
   void FreeData(DLTensor* tensor) {
     try {
       const ContextGuard context(0);
+      const RelaxedCapture relaxed;
       driver().MemFreeHost(tensor->data);
     } catch (const tvm::ffi::Error&) {
       // As for the memory on the device.

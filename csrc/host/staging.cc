@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kLargestChunk = 4 << 20, kSmallestChunk = 256 << 10;  // bytes; a chunk holds at least one row
 constexpr unsigned kMaxWorkers = 8;                                          // enough to fill staging as fast as PCIe empties it
+constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
 
 // One chunk's way through the GPU: page-locked memory on the host, as much on the device, a stream.
@@ -25,7 +26,7 @@ class Lane {
     check(driver().StreamCreate(&stream, 1), "cuStreamCreate");
   }
   Lane(const Lane&) = delete;
-  ~Lane() {                              // after a failure only: lanes that work go back to the pool
+  ~Lane() {                              // after a failure, or where it is too large to keep
     driver().StreamSynchronize(stream);  // copies under way may be of the caller's memory
     if (on_device) driver().MemFree(on_device);
     if (on_host) driver().MemFreeHost(on_host);
@@ -45,6 +46,7 @@ class Lane {
     on_host = static_cast<char*>(host);
     size_ = bytes;
   }
+  std::int64_t size() const { return size_; }
 
   char* on_host = nullptr;
   CUdeviceptr on_device = 0;
@@ -158,6 +160,7 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
     if (failed) return;
     try {
       const ContextGuard worker_context(device);
+      const RelaxedCapture relaxed;  // of another thread's graph
       auto lane = pool().take(device);
       lane->reserve(lane_bytes);
       std::vector<CUdeviceptr> in, out;
@@ -174,20 +177,23 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
           copy_rows(slot.at(first), slot.rows.stride, lane->on_host + slot.offset, slot.rows.bytes, count, slot.rows.bytes);
         }
       }
-      if (!failed) pool().give(device, std::move(lane));
+      if (!failed && lane->size() <= kMostKeptBytes) pool().give(device, std::move(lane));
     } catch (...) {
       if (!failed.exchange(true)) failure = std::current_exception();
     }
   };
-  run_together(static_cast<unsigned>(std::min<std::int64_t>(most_workers, chunks)) - 1, work);
+  const std::int64_t fitting = std::max<std::int64_t>(kMostBytes / std::max<std::int64_t>(lane_bytes, 1), 1);
+  run_together(static_cast<unsigned>(std::min({std::int64_t{most_workers}, chunks, fitting})) - 1, work);
   if (failure) std::rethrow_exception(failure);
 }
 
 DeviceMemory::~DeviceMemory() {
+  const RelaxedCapture relaxed;
   if (at_) driver().MemFree(at_);
 }
 
 void* DeviceMemory::upload(const void* from, std::size_t bytes) {
+  const RelaxedCapture relaxed;
   check(driver().MemAlloc(&at_, bytes), "cuMemAlloc");
   check(driver().MemcpyHtoDAsync(at_, from, bytes, nullptr), "cuMemcpyHtoDAsync");
   check(driver().StreamSynchronize(nullptr), "cuStreamSynchronize");
