@@ -103,10 +103,11 @@ def test_core_and_backend_of_two_versions(installation: Installation, driver: Pa
 
 @pytest.mark.parametrize("capability", [35, 37])
 def test_gpu_older_than_all_images(installation: Installation, driver: Path, capability: int):
-    kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=capability)
-    assert kind == "UnsupportedArchitectureError"
-    assert f"for compute capability {capability / 10}" in message
-    assert "cuops-cu118" in command
+    done = installation.run(NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=capability)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "RuntimeWarning: NumPy arrays are computed on the CPU" in done.stderr
+    assert f"no code for compute capability {capability / 10}" in done.stderr
+    assert "cuops-cu118" in done.stderr
 
 
 def test_damaged_image(installation: Installation, driver: Path):
@@ -206,6 +207,13 @@ def test_failing_launch_of_many_chunks_leaves_nothing_behind(installation: Insta
         LIBRARIES=driver,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_child_of_a_process_that_used_cuda_elsewhere_says_to_spawn(installation: Installation, driver: Path):
+    kind, message, _ = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_FAIL="cuInit=3")
+    assert kind == "CudaError"
+    assert "forked after CUDA was initialised" in message
+    assert '"spawn"' in message
 
 
 def test_forked_child_says_to_spawn(installation: Installation, driver: Path):

@@ -175,11 +175,13 @@ def gpu_for_host_arrays() -> int | None:
     if forced := os.environ.get("CUOPS_BACKEND"):
         _forced(forced, installed())
     try:
-        if not _driver.gpus():
-            return None
+        gpus = _driver.gpus()
     except errors.DriverNotFoundError:
         return None
+    if not gpus:
+        return None
     try:
+        code_for(choose(), gpus[0].capability)
         library()
     except errors.CuopsError as error:
         if os.environ.get("CUOPS_BACKEND"):

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from . import _backend
@@ -38,15 +39,22 @@ def on_cuda(value: Any) -> bool:
     return bool(value.__dlpack_device__()[0] == CUDA)
 
 
+def on_device_of(like: Any) -> AbstractContextManager[Any]:
+    """New arrays of the library of `like` are on its GPU in this context."""
+    device = getattr(like, "device", None)
+    if namespace(like).__name__ == "jax.numpy":
+        return importlib.import_module("jax").default_device(device)  # type: ignore[no-any-return]
+    return device if hasattr(device, "__enter__") else nullcontext()  # type: ignore[return-value]
+
+
 def view(value: Any) -> Any:
     """The array as the library sees it; a copy where its last dimension has gaps. The default stream waits for it."""
     library = _backend.library()
     import tvm_ffi
 
-    seen = tvm_ffi.from_dlpack(value)
-    if library.rows_are_readable(seen, 2):
-        return seen
-    return tvm_ffi.from_dlpack(value.copy())
+    with on_device_of(value):
+        seen = tvm_ffi.from_dlpack(value)
+        return seen if library.rows_are_readable(seen, 2) else tvm_ffi.from_dlpack(value.copy())
 
 
 def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:

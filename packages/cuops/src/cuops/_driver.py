@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .errors import CudaError, DriverNotFoundError
 
+NOT_INITIALIZED = 3  # a CUresult
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
 
@@ -37,6 +38,11 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
         library.cuGetErrorName(result, ctypes.byref(text))
         what = (text.value or f"error {result}".encode()).decode()
         error = DriverNotFoundError if what in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_STUB_LIBRARY") else CudaError
+        if name == "cuInit" and result == NOT_INITIALIZED:
+            what += (
+                ", as it does in a process that was forked after CUDA was initialised; "
+                'start workers with multiprocessing\'s "spawn" method'
+            )
         raise error(f"{name} failed with {what}")
 
 

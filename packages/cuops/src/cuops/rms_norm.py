@@ -65,9 +65,10 @@ def rms_norm(
         rstd of x's leading dimensions comes last, in float32 (float64 for float64).
 
     Raises:
-        TypeError: an argument is of a kind or dtype that is not listed here.
-        ValueError: shapes, devices or the dtypes of x, residual and out do not go together, eps is not finite or is
-            negative, or an array on a GPU has more than 2147483647 rows.
+        TypeError: an argument is of a kind or dtype that is not listed here, or the dtypes of x, residual and out do
+            not go together.
+        ValueError: shapes or devices do not go together, eps is not finite or is negative, or an array on a GPU has
+            more than 2147483647 rows.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
@@ -91,11 +92,10 @@ def rms_norm(
     if out is not None:
         _check_out(out, x, out_dtype)
     in_place = out is not None and _may_be_written_early(out, x, residual, weight, bias)
-    forward: Any = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd)
+    forward: Any = forward_torch if _arguments.is_tensor(x) else functools.partial(_fwd_dlpack, with_rstd=return_rstd)
     if _arguments.is_ndarray(x):
+        forward = functools.partial(_fwd_numpy, out=_flat(out, dims) if in_place else None, with_rstd=return_rstd)
         out_dtype = None if out_dtype is None else _arguments.numpy_dtype("out_dtype", out_dtype)
-    else:
-        forward = forward_torch if _arguments.is_tensor(x) else _fwd_dlpack
     y, h, rstd = forward(*arrays, float(eps), float(weight_offset), out_dtype)
     if out is not None and not in_place:
         out[...] = y.reshape(x.shape)
@@ -172,7 +172,7 @@ def _check(
     _arguments.number("eps", eps, least=0)
     _arguments.number("weight_offset", weight_offset)
     if out_dtype is not None and _arguments.dtype_name(out_dtype) not in _arguments.DTYPES:
-        raise TypeError(f"out_dtype: expected float64, float32, float16 or bfloat16, got {out_dtype}")
+        raise TypeError(f"out_dtype: expected float64, float32, float16 or bfloat16, got {out_dtype!r}")
     if residual is not None:
         _arguments.array("residual", residual, x)
         if residual.dtype != x.dtype:
@@ -245,7 +245,7 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
     return y, x, wanted
 
 
-def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype, with_rstd):  # type: ignore[no-untyped-def]
     dtype = _arguments.dtype_name(x.dtype)
     wide = _arguments.accumulator(dtype)
     views = [None if a is None else _dlpack.view(a) for a in (x, residual)]
@@ -253,6 +253,6 @@ def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype):  # ty
         views.append(None if p is None else _dlpack.view(p if p.dtype == x.dtype else p.astype(wide)))
     y = _dlpack.empty(x.shape, _arguments.dtype_name(out_dtype or x.dtype), x)
     h = None if residual is None else _dlpack.empty(x.shape, dtype, x)
-    rstd = _dlpack.empty(x.shape[:-1], wide, x)
+    rstd = _dlpack.empty(x.shape[:-1], wide, x) if with_rstd else None
     _backend.library().rms_norm_fwd(y, h, rstd, *views, eps, weight_offset)
     return tuple(None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))

@@ -69,8 +69,9 @@ def sample_dlpack(given, shape, sizes, draw, dtype, generator, seed, out):  # ty
 
     def view(value: Any, as_dtype: Any) -> Any:
         spread = hasattr(value, "shape") and value.size > 1
-        array = xp.broadcast_to(value, shape) if spread else xp.full(1, value, as_dtype)
-        return _dlpack.view(array.astype(as_dtype).copy())
+        with _dlpack.on_device_of(mu):
+            array = xp.broadcast_to(value, shape) if spread else xp.full(1, value, as_dtype)
+            return _dlpack.view(array.astype(as_dtype).copy())
 
     views = [view(a, dtype if getattr(a, "dtype", wide) == dtype else wide) for a in (mu, sigma)]
     bounds = [None, None]
