@@ -109,10 +109,10 @@ def are_apart(written: Any, *read: Any) -> bool:
     return True
 
 
-def computable(name: str, value: Any) -> None:
+def computable(name: str, value: Any, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
     """`value` is an array that kernels take, and on a device that has them: torch's meta device has not."""
     array(name, value)
-    if is_tensor(value) and value.device.type not in ("cpu", "cuda"):
+    if is_tensor(value) and value.device.type not in devices:
         raise ValueError(f"{name}: expected a tensor on CUDA or the CPU, got one on {value.device}")
 
 
@@ -139,14 +139,19 @@ def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     return result
 
 
-def number(name: str, value: Any, least: float = -math.inf) -> None:
-    """`value` is a finite real number, and at least `least`."""
+def real(name: str, value: Any) -> float:
+    """`value` is a real number, here as a float: an integer beyond all of them is infinite."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
     try:
-        wide = float(value)
-    except OverflowError:  # an integer beyond all of them
-        wide = math.inf
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def number(name: str, value: Any, least: float = -math.inf) -> None:
+    """`value` is a finite real number, and at least `least`."""
+    wide = real(name, value)
     if not (-math.inf < wide < math.inf and wide >= least):  # NaN is neither
         floor = f" of at least {least}" if least == 0 else ""
         raise ValueError(f"{name}: expected a finite number{floor}, got {value}")

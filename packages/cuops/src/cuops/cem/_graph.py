@@ -19,14 +19,17 @@ def capture(method: Any, function: Callable[[Any], Any]) -> Callable[[], None]:
         saved = method.state_dict()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                method.tell(function(method.ask()))
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            method.tell(function(method.ask()))
-        method.load_state_dict(saved)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    method.tell(function(method.ask()))
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, stream=stream):
+                method.tell(function(method.ask()))
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            method.load_state_dict(saved)
 
     def replay() -> None:
         graph.replay()

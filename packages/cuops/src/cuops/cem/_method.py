@@ -32,7 +32,8 @@ class CrossEntropyMethod:
         mu: the initial mean, ``(*batch, *event)``: a torch tensor on CUDA or CPU, a NumPy array, or numbers that make
             one; float64, float32, float16 or bfloat16. Everything else is of its library and on its device. Each entry
             of batch is a problem of its own.
-        sigma: the initial standard deviation, of at least 0: a number, or an array that broadcasts with mu.
+        sigma: the initial standard deviation, of at least 0: a number, or numbers that broadcast with mu: a
+            list, a NumPy array, or an array like mu.
         num_samples: how many samples a problem has in each step.
         elites: how many of them are elite, or which fraction of them, over 0 and at most 1.
         maximize: whether the greatest scores are best.
@@ -43,7 +44,7 @@ class CrossEntropyMethod:
             than 1 for sigma keeps it from shrinking before mu has come far.
         sigma_floor, sigma_ceiling, sigma_decay: limits of the refitted sigma, and a factor that it gets before.
         noise, noise_decrease: added to the variance of the elites; what it loses in each step (Szita and Lőrincz).
-        low, high: bounds of x: numbers, or arrays that broadcast with mu. Independent samples are drawn from the
+        low, high: bounds of x, likewise. Independent samples are drawn from the
             truncated normal distribution; those of a full covariance or a color are clipped.
         keep_elites: how many of the best elites are part of the next population, to be evaluated again.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.

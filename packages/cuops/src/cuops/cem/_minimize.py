@@ -124,6 +124,36 @@ def minimize(
     Raises:
         TypeError, ValueError: an argument, or what ``function`` returns, is not as described; the message names it.
     """
+    if "maximize" in options:
+        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
+    return _search(
+        function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options
+    )  # fmt: skip
+
+
+def maximize(
+    function: Callable[[Any], Any],
+    mu: Any,
+    sigma: Any,
+    num_samples: int | None = None,
+    *,
+    steps: int = 100,
+    callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = False,
+    vectorized: bool = True,
+    cuda_graph: bool = False,
+    **options: Any,
+) -> Result:
+    """Searches the x of the greatest ``function(x)``; arguments, result and errors are those of `minimize`."""
+    if "maximize" in options:
+        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
+    options["maximize"] = True
+    return _search(
+        function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options
+    )  # fmt: skip
+
+
+def _search(function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options):  # type: ignore[no-untyped-def]
     from tqdm import tqdm
 
     callbacks = [callbacks] if callable(callbacks) or not isinstance(callbacks, Iterable) else list(callbacks)
@@ -132,7 +162,8 @@ def minimize(
             raise TypeError(f"{name}: expected a function, got {type(value).__qualname__}")
     if num_samples is None:
         shape = mu.shape if hasattr(mu, "shape") else _options.like("mu", mu, None).shape
-        num_samples = max(50, 10 * math.prod(shape[len(shape) - options.get("event_dims", 1) :]))
+        event_dims = _arguments.integer("event_dims", options.get("event_dims", 1), 1)
+        num_samples = max(50, 10 * math.prod(shape[len(shape) - event_dims :]))
     steps = _arguments.integer("steps", steps, 0)
     method = CrossEntropyMethod(mu, sigma, num_samples, **options)
     history = History(method)
@@ -154,28 +185,6 @@ def minimize(
     evaluations = history.evaluations[-1] if len(history) else 0
     x, score, last_mu, last_sigma = (a + 0 for a in found)
     return Result(x, score, last_mu, last_sigma, len(history), evaluations, stopped_by, history, method)
-
-
-def maximize(
-    function: Callable[[Any], Any],
-    mu: Any,
-    sigma: Any,
-    num_samples: int | None = None,
-    *,
-    steps: int = 100,
-    callbacks: Callback | Sequence[Callback] = (),
-    progress: bool = False,
-    vectorized: bool = True,
-    cuda_graph: bool = False,
-    **options: Any,
-) -> Result:
-    """Searches the x of the greatest ``function(x)``; arguments, result and errors are those of `minimize`."""
-    if "maximize" in options:
-        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
-    return minimize(
-        function, mu, sigma, num_samples, steps=steps, callbacks=callbacks, progress=progress, vectorized=vectorized,
-        cuda_graph=cuda_graph, maximize=True, **options,
-    )  # fmt: skip
 
 
 def _one_by_one(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:

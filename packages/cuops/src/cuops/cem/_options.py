@@ -34,7 +34,7 @@ def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 def smoothing(value: Any) -> tuple[float, float]:
     """The weights of the new mean and of the new standard deviation."""
-    pair = value if isinstance(value, tuple) else (value, value)
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"smoothing: expected a number or a pair, got {value}")
     for weight in pair:
@@ -65,19 +65,22 @@ def wide(array: Any) -> Any:
 
 
 def like(name: str, value: Any, mu: Any) -> Any:
-    """A number, or an array in the library of mu, on its device."""
-    if is_tensor(mu) and is_tensor(value):
+    """A number, a list of them, or an array, in the library of mu, on its device."""
+    if is_tensor(value):
+        if mu is not None and not is_tensor(mu):
+            raise TypeError(f"{name}: expected numbers or a numpy.ndarray, as mu is one, got a torch.Tensor")
         _arguments.array(name, value, mu, "mu")
         return value.detach()
-    if is_tensor(mu) or is_tensor(value):
-        if not isinstance(value, numbers.Real):
-            raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
-        return torch.full((), float(value), dtype=torch.float64, device=mu.device)
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
     import numpy as np
 
-    array = np.asarray(value, dtype=None if _arguments.is_ndarray(value) else np.float64)
+    try:
+        array = np.asarray(value, dtype=None if _arguments.is_ndarray(value) else np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}") from None
     _arguments.array(name, array)
-    return array
+    return torch.from_numpy(array.astype(np.float64)).to(mu.device) if is_tensor(mu) else array
 
 
 def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:

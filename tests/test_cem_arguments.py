@@ -1,0 +1,58 @@
+"""What the Cross-Entropy Method takes as numbers, and what it refuses by name."""
+
+from __future__ import annotations
+
+import cuops.cem as cem
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("mu", [np.zeros((3, 2), "float32"), torch.zeros(3, 2)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_numbers_of_each_dimension_come_in_any_kind(mu, kind):
+    method = cem.CrossEntropyMethod(mu, kind([1.0, 0.5]), 20, low=kind([-1.0, -2.0]), high=kind([1.0, 2.0]), seed=1)
+    samples = method.ask()
+    assert type(samples) is type(mu)
+    assert samples.shape == (3, 20, 2)
+    assert all(0 < abs(samples[..., k]).max() <= k + 1 for k in range(2))
+    assert [float(a) for a in method.sigma[1]] == [1.0, 0.5]
+    method.reset(kind([0.5, -0.5]), kind([0.0, 0.25]))
+    assert [float(a) for a in (*method.mu[0], *method.sigma[2])] == [0.5, -0.5, 0.0, 0.25]
+
+
+@pytest.mark.parametrize("mu", [np.zeros(2), torch.zeros(2)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("wrong", ["abc", b"1", ["a", "b"], [[1.0, 2.0], [3.0]], {}, object], ids=repr)
+def test_what_is_no_number_is_refused_by_name(mu, wrong):
+    with pytest.raises(TypeError, match="^sigma: expected a number or an array like mu, got"):
+        cem.CrossEntropyMethod(mu, wrong, 10)
+    with pytest.raises(TypeError, match="^high: expected a number or an array like mu, got"):
+        cem.CrossEntropyMethod(mu, 1.0, 10, high=wrong)
+
+
+def test_numpy_mu_and_a_tensor_do_not_go_together():
+    with pytest.raises(TypeError, match=r"^sigma: expected numbers or a numpy\.ndarray"):
+        cem.CrossEntropyMethod(np.zeros(2), torch.ones(2), 10)
+
+
+def test_smoothing_takes_a_list_as_a_pair():
+    given = [
+        cem.CrossEntropyMethod(np.zeros(2), 1.0, 20, smoothing=pair, seed=1) for pair in ([0.5, 0.25], (0.5, 0.25))
+    ]
+    for method in given:
+        method.tell((method.ask() ** 2).sum(-1))
+    assert (given[0].mu == given[1].mu).all()
+    assert (given[0].sigma == given[1].sigma).all()
+
+
+@pytest.mark.parametrize("search", [cem.minimize, cem.maximize])
+@pytest.mark.parametrize("value", [True, False])
+def test_the_name_of_the_function_says_which_way(search, value):
+    with pytest.raises(TypeError, match="^maximize: expected no such argument"):
+        search(lambda x: (x**2).sum(-1), np.zeros(2), 1.0, maximize=value)
+
+
+@pytest.mark.parametrize("wrong", [1.0, "1", True])
+def test_event_dims_are_refused_by_name_before_samples_are_counted(wrong):
+    with pytest.raises(TypeError, match="^event_dims: expected an integer"):
+        cem.minimize(lambda x: (x**2).sum(-1), np.zeros(2), 1.0, event_dims=wrong)
