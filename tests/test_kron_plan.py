@@ -21,7 +21,7 @@ gpu = pytest.mark.gpu
         ((4, [(2, 0)]), {}, ValueError, r"shapes\[0\]"),
         ((4, [(2, 2), (2, 2, 2)]), {}, ValueError, r"shapes\[1\]"),
         ((4, [(1, 2, 3), (4,)]), {}, ValueError, r"shapes\[0\]"),
-        ((4, [8, 8]), {}, ValueError, r"shapes\[0\]"),
+        ((4, [8, 8]), {}, TypeError, r"shapes\[0\]"),
         ((4, [(2, 2.5)]), {}, TypeError, r"shapes\[0\]"),
         ((4, [(2, True)]), {}, TypeError, r"shapes\[0\]"),
         ((4, ["22"]), {}, TypeError, r"shapes\[0\]"),

@@ -124,10 +124,12 @@ def _flat(shapes: Any) -> list[int]:
     """The sizes of all factors in a row."""
     if not isinstance(shapes, Iterable):
         raise TypeError(f"shapes: expected a list of pairs of integers, got {type(shapes).__qualname__}")
-    shapes = [tuple(shape) if isinstance(shape, Iterable) else (shape,) for shape in shapes]
+    shapes = [tuple(shape) if isinstance(shape, Iterable) else shape for shape in shapes]
     if not shapes:
         raise ValueError("shapes: expected at least one pair of integers, got none")
     for k, shape in enumerate(shapes):
+        if not isinstance(shape, tuple):
+            raise TypeError(f"shapes[{k}]: expected a pair of integers, got {type(shape).__qualname__}")
         if len(shape) != 2:
             raise ValueError(f"shapes[{k}]: expected two integers, got {shape}")
         for size in shape:

@@ -89,11 +89,11 @@ def sample_normal(
             raise
         except (TypeError, ValueError, RuntimeError, BufferError):
             pass  # the library refuses an argument, which below is converted or gets its error
-    _arguments.computable("mu", mu)
+    _arguments.computable("mu", mu, ("cpu", "cuda", "meta"))
     given = {"mu": mu, "sigma": sigma, "low": low, "high": high}
     for name, value in given.items():
         if isinstance(value, numbers.Real) or (value is None and name != "sigma"):
-            _checks.number(name, value)
+            given[name] = _checks.number(name, value)
         elif name != "mu" and not hasattr(value, "shape"):
             raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
         else:

@@ -8,8 +8,8 @@ from .. import _arguments
 from .noise import MOST_COLUMNS, MOST_SAMPLES
 
 
-def number(name: str, value: Any) -> None:
-    """What is given in place of an array: a number or None."""
+def number(name: str, value: Any) -> Any:
+    """What is given in place of an array: a number, here as kernels can have it, or None."""
     if name == "mu":
         raise TypeError(f"mu: expected an array, got {type(value).__qualname__}")
     if isinstance(value, bool):
@@ -18,6 +18,7 @@ def number(name: str, value: Any) -> None:
         _arguments.number(name, value, least=0)
     elif value is not None and value != value:
         raise ValueError(f"{name}: expected a number, got {value}")
+    return _arguments.real(name, value) if isinstance(value, int) else value
 
 
 def bounds(ordered: bool) -> None:
@@ -30,8 +31,7 @@ def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> None:
     """There are counters for these samples and columns."""
     _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES)
     _arguments.integer("start", start, 0, MOST_SAMPLES - int(num_samples))
-    if sample_dim not in (0, -1):
-        raise ValueError(f"sample_dim: expected 0 or -1, got {sample_dim}")
+    _arguments.integer("sample_dim", sample_dim, -1, 0)
     if columns > MOST_COLUMNS:
         raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
 

@@ -54,7 +54,9 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
 
 def _is_traced(*tensors: Tensor) -> bool:
     """Whether a graph is made, to which numbers may be inputs, and for which tensors may have no values."""
-    return _is_compiling() or any(map(_mode, (_Key.FAKE, _Key.PROXY))) or any(map(_is_fake, tensors))
+    if _is_compiling() or any(map(_mode, (_Key.FAKE, _Key.PROXY))):
+        return True
+    return any(tensor.is_meta or _is_fake(tensor) for tensor in tensors)
 
 
 def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> None:

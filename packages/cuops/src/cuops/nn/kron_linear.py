@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ class KronLinear(torch.nn.Module):
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes as a tuple. Raises where they are not positive integers, or there are none."""
-    if not isinstance(sizes, Sequence):
+    if not isinstance(sizes, Iterable):
         raise TypeError(f"{name}: expected a sequence of integers, got {sizes!r}")
     given = tuple(int(size) for size in _arguments.sizes(name, sizes))
     if not given or min(given) < 1:
