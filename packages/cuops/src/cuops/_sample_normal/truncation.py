@@ -52,9 +52,8 @@ def _log_erfcx(xp: Any, x: Any) -> Any:
     return xp.log(t) + (y / 2 * last - before + LOG_ERFCX[0])
 
 
-def _beyond(xp: Any, a: Any, log_p: Any) -> Any:
-    """The distance d >= 0 with Q(a + d) = p Q(a), for a >= 0 and log p <= 0."""
-    at_a = _log_erfcx(xp, a)
+def _beyond(xp: Any, a: Any, at_a: Any, log_p: Any) -> Any:
+    """The distance d >= 0 with Q(a + d) = p Q(a), for a >= 0, where log(erfcx(a / sqrt 2)) is `at_a`, and log p <= 0."""
     hazard = math.sqrt(2 / math.pi) * xp.exp(-at_a)
     weight = -0.08 * log_p  # log Q bends by hazard (hazard - a) at a, and by 1 far away
     curvature = (hazard * (hazard - a) + weight) / (1 + weight)
@@ -88,14 +87,15 @@ def truncated(xp: Any, parameters: Sequence[Any], u: Any) -> Any:
     near, far, v = xp.where(mirrored, -b, a), xp.where(mirrored, -a, b), xp.where(mirrored, 1 - u, u)
     # Both bounds are on one side of mu: from the nearer one outwards.
     anchor, end = xp.clip(near, 0, 1e300), xp.clip(far, 0, 1e300)
-    log_ratio = _log_erfcx(xp, end) - _log_erfcx(xp, anchor) - (end - anchor) * (end / 2 + anchor / 2)
-    outside = sigma * _beyond(xp, anchor, xp.log1p(v * xp.expm1(log_ratio)))
+    at_anchor, outside = _log_erfcx(xp, anchor), near >= 0
+    log_ratio = _log_erfcx(xp, end) - at_anchor - (end - anchor) * (end / 2 + anchor / 2)
     # mu is between them: from mu outwards, on the side where less is left.
     below, above = _tail(xp, -a), _tail(xp, b)
     p, q = below * (1 - u) + (1 - above) * u, (1 - below) * (1 - u) + above * u
-    inside = sigma * _beyond(xp, 0 * p, xp.log(2 * xp.clip(xp.where(p < q, p, q), None, 0.5)))
-    inside = mu + xp.where(p < q, -inside, inside)
-    x = xp.where(near >= 0, xp.where(mirrored, high - outside, low + outside), inside)
+    inner = xp.log(2 * xp.clip(xp.where(p < q, p, q), None, 0.5))
+    distance = sigma * _beyond(xp, anchor, at_anchor, xp.where(outside, xp.log1p(v * xp.expm1(log_ratio)), inner))
+    origin = xp.where(outside, xp.where(mirrored, high, low), mu)
+    x = origin + xp.where(xp.where(outside, mirrored, p < q), -distance, distance)
     x = xp.where(narrow, between, x)
     x = xp.where(sigma == 0, mu, x)
     return xp.where(low < high, xp.where(x < low, low, xp.where(x > high, high, x)), math.nan * x)
