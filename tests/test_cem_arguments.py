@@ -56,3 +56,16 @@ def test_the_name_of_the_function_says_which_way(search, value):
 def test_event_dims_are_refused_by_name_before_samples_are_counted(wrong):
     with pytest.raises(TypeError, match="^event_dims: expected an integer"):
         cem.minimize(lambda x: (x**2).sum(-1), np.zeros(2), 1.0, event_dims=wrong)
+
+
+@pytest.mark.parametrize(
+    ("mu", "sigma", "options", "message"),
+    [
+        (5.0, 1.0, {"high": 1.0}, "mu: expected values from low to high"),
+        (0.0, 1.0, {"noise_decrease": -1.0}, "noise_decrease: expected a finite number of at least 0"),
+        (0.0, np.inf, {}, "sigma: expected finite numbers"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(mu, sigma, options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        cem.CrossEntropyMethod(np.full(2, mu), sigma, 10, **options)

@@ -250,3 +250,12 @@ def test_an_option_that_is_not_there_is_a_usage_error():
     with pytest.raises(SystemExit) as stopped:
         parser.parse_args(["--yaml"])
     assert stopped.value.code == 2
+
+
+def test_an_interrupt_ends_in_a_line(monkeypatch, capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", interrupt)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "cuops doctor: interrupted\n"

@@ -281,3 +281,8 @@ def test_nothing_gives_the_bias(sample, device):
     x, factors, bias = arguments(SAMPLES[sample], device=device)
     want = bias.expand(*x.shape[:-1], -1) if x.shape[-1] == 0 else torch.empty(*x.shape[:-1], len(bias))
     assert torch.equal(cuops.kron_linear(x, factors, bias), want.to(x))
+
+
+def test_tensors_without_values_give_the_shape_of_y():
+    x, first, second = (torch.empty(*shape, device="meta") for shape in ((2, 6), (4, 2), (5, 3)))
+    assert cuops.kron_linear(x, [first, second]).shape == (2, 20)

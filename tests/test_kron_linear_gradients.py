@@ -236,3 +236,12 @@ def test_gradients_of_states_that_were_kept(rows, sizes, dtype, states):
         torch.testing.assert_close(
             second, torch.autograd.grad(exact.square().sum(), leaves[1])[0], rtol=1e-9, atol=1e-6
         )
+
+
+def test_sums_over_chunks_of_rows_are_wider_than_16_bits():
+    x = torch.full((1 << 20, 2), 2.0**-18, dtype=torch.bfloat16)
+    x[: 1 << 17] = 2.0**-9  # 256, and seven times a half that bfloat16 would round away
+    w = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
+    y = cuops.kron_linear(x, [w])
+    y.backward(torch.ones_like(y))
+    assert w.grad.eq(260).all()

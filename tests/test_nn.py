@@ -328,3 +328,7 @@ def test_what_cuops_has_can_be_listed():
     assert {"cem", "nn", "rms_norm", "__version__"} <= {*listed}
     assert all(hasattr(cuops, name) for name in listed)
     assert "public" not in dir(cuops.nn)
+
+
+def test_rows_may_be_of_no_elements():
+    assert cuops.nn.RMSNorm(0)(torch.empty(3, 0)).shape == (3, 0)

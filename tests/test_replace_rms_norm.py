@@ -331,3 +331,41 @@ def test_hooks_modes_and_shared_modules_are_kept():
     assert model["a"] is shared
     assert shared.training
     assert torch.equal(shared.weight, torch.full((8,), 4.0))
+
+
+def test_hooks_that_came_after_stay_after_an_undo():
+    model, calls = torch.nn.Sequential(torch.nn.RMSNorm(4)), []
+    done = cuops.nn.replace_rms_norm(model)
+    model[0].register_full_backward_hook(lambda *_: calls.append(1))
+    done.undo()
+    model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+    assert calls == [1]
+
+
+class WithMore(torch.nn.Module):
+    """A norm with something beside its weight, which the formula leaves out."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.eps, self.weight = 1e-6, torch.nn.Parameter(torch.ones(4))
+        if kind == "buffer":
+            self.register_buffer("scale", torch.ones(()))
+        else:
+            self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_a_module_with_more_than_a_weight_is_left_alone_and_named(kind):
+    model = torch.nn.Sequential(WithMore(kind))
+    done = cuops.nn.replace_rms_norm(model, also={WithMore: cuops.nn.Formula()})
+    assert type(model[0]) is WithMore
+    assert [(path, cls) for path, cls, _ in done.left] == [("0", WithMore)]
+
+
+def test_an_eps_of_zero_is_replaced():
+    model = torch.nn.Sequential(torch.nn.RMSNorm(4, eps=0.0))
+    cuops.nn.replace_rms_norm(model)
+    assert type(model[0]) is cuops.nn.RMSNorm

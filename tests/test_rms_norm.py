@@ -231,3 +231,15 @@ def test_a_row_of_more_than_two_to_the_31_elements():
     assert y[0, 0] == 1
     assert y[0, 2**31] == 1
     assert y[0, -1] == 3
+
+
+def test_in_place_of_an_array_takes_the_offset_of_the_weight():
+    x, weight = np.random.default_rng(0).standard_normal((3, 4)), np.ones(4)
+    y = cuops.rms_norm(x, weight, weight_offset=1.0)
+    np.testing.assert_array_equal(cuops.rms_norm_(x.copy(), weight, weight_offset=1.0), y)
+
+
+def test_in_place_the_bias_alone_gets_a_gradient():
+    x, bias = torch.randn(3, 4), torch.zeros(4, requires_grad=True)
+    cuops.rms_norm_(x, torch.ones(4), bias).sum().backward()
+    assert bias.grad.tolist() == [3.0] * 4

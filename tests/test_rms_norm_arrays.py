@@ -251,3 +251,11 @@ def test_jax_arrays_come_back_as_jax_arrays():
     assert got.dtype == "bfloat16"
     want = cuops.rms_norm(make((5, 128)).bfloat16().cuda(), make((5, 128))[0].cuda())
     assert np.array_equal(np.asarray(got, np.float32), want.float().cpu().numpy())
+
+
+def test_float64_stays_float64_inside():
+    x = np.random.default_rng(0).standard_normal((3, 4))
+    rstd = cuops.rms_norm(x, return_rstd=True)[1]
+    assert rstd.dtype == np.float64
+    np.testing.assert_allclose(rstd, 1 / np.sqrt((x**2).mean(-1) + 1e-6), rtol=1e-14)
+    assert (cuops.rms_norm(np.zeros((3, 4)), bias=np.full(4, 1 / 3)) == 1 / 3).all()

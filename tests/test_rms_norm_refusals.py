@@ -197,3 +197,8 @@ def test_tensors_on_two_devices_are_refused():
     ):
         with pytest.raises(ValueError, match="^weight: expected a tensor on x's device"):
             cuops.rms_norm(x, weight)
+
+
+def test_a_bool_is_no_number():
+    with pytest.raises(TypeError, match="^eps: expected a number, got bool"):
+        cuops.rms_norm(torch.ones(2, 3), eps=True)

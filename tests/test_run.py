@@ -296,3 +296,38 @@ def test_files_are_computed_where_arrays_and_tensors_are(monkeypatch, gpu, with_
     monkeypatch.setattr(operands._driver, "gpus", lambda: [named(name="A GPU")])
     monkeypatch.setattr(operands, "cuda_tensors", lambda: with_tensors)
     assert operands.place(dtype) == (device, words)
+
+
+@pytest.mark.parametrize(
+    ("operator", "option", "more"),
+    [("kron_linear", "--factor", []), ("sample_normal", "--sigma", ["--num-samples", "4"])],
+)
+def test_no_file_that_is_read_is_written(tmp_path, capsys, operator, option, more):
+    for name in ("x", "other"):
+        np.save(tmp_path / f"{name}.npy", np.eye(4) if operator == "kron_linear" else np.ones(4))
+    other = str(tmp_path / "other.npy")
+    assert main(["run", operator, str(tmp_path / "x.npy"), other, option, other, *more]) == 1
+    assert "is read here, too" in capsys.readouterr().err
+
+
+def test_safetensors_with_metadata_are_read_and_written_over(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.full((3, 4), 2.0)}, path, metadata={"format": "pt"})
+    assert main(["run", "rms_norm", str(path), str(path), "--eps", "0"]) == 0
+    assert load_file(path)["a"].eq(1).all()
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0  # so that numbers are aligned
+
+
+def test_noise_is_shared_where_that_is_asked_for(tmp_path):
+    np.save(tmp_path / "mu.npy", np.zeros(5))
+    files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
+    assert main(["run", "sample_normal", *files, "--num-samples", "4", "--shared-noise"]) == 0
+    x = np.load(tmp_path / "x.npy")
+    assert (x == x[:, :1]).all()
+
+
+def test_more_samples_than_there_are_counters_are_refused(tmp_path, capsys):
+    np.save(tmp_path / "mu.npy", np.zeros(1))
+    files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
+    assert main(["run", "sample_normal", *files, f"--num-samples={1 << 45}"]) == 1
+    assert "num_samples: expected an integer from 0 to" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import cuops
 import numpy as np
 import pytest
 import torch
+from cuops._sample_normal import checks
 from test_sample_normal import gpu, parameters
 
 
@@ -135,7 +136,8 @@ def test_tensors_without_values_give_the_shape_of_samples():
     mu, sigma = (a.to("meta") for a in parameters((4,)))
     for given in ({}, {"seed": 1}, {"low": -1.0, "high": mu + 1}):
         x = cuops.sample_normal(mu, sigma, 5, **given)
-        assert x.is_meta and x.shape == (5, 4) and x.dtype == mu.dtype
+        assert x.is_meta
+        assert (x.shape, x.dtype) == ((5, 4), mu.dtype)
 
 
 def test_tensors_of_two_devices_are_refused():
@@ -175,3 +177,55 @@ def test_a_call_that_fails_advances_no_generator():
                 cuops.sample_normal(mu, num_samples=3, **wrong, **given)
     assert generator.bit_generator.state == before
     assert np.random.get_state()[2] == outer
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "keywords"),
+    [
+        (ValueError, "high: expected a number, got nan", {"high": math.nan}),
+        (TypeError, "low: expected a number or an array like mu, got bool", {"low": False}),
+        (TypeError, "sample_dim: expected an integer, got ndarray", {"sample_dim": np.array([0, 1])}),
+        (TypeError, "sample_dim: expected an integer, got bool", {"sample_dim": False}),
+        (ValueError, "seed: expected one or two int64", {"seed": torch.tensor([1], dtype=torch.int32)}),
+        (
+            ValueError,
+            "seed: expected a tensor on mu's device",
+            {"seed": torch.empty(1, dtype=torch.int64, device="meta")},
+        ),
+        (
+            ValueError,
+            "out: expected no argument that requires a gradient",
+            {"low": torch.full((3,), -1.0, requires_grad=True), "out": torch.empty(2, 3)},
+        ),
+    ],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
+)
+def test_what_makes_no_draw_is_refused_by_name(error, message, keywords):
+    with pytest.raises(error, match=f"^{message}"):
+        cuops.sample_normal(torch.zeros(3), 1.0, 2, **keywords)
+
+
+def test_more_columns_than_there_are_counters_are_refused():
+    checks.draw(1, 0, 0, 1 << 40)
+    with pytest.raises(ValueError, match="^mu: expected at most"):
+        checks.draw(1, 0, 0, (1 << 40) + 1)
+
+
+@pytest.mark.parametrize("mu", [np.zeros(3), torch.zeros(3)], ids=["numpy", "torch"])
+def test_integers_beyond_all_floats_are_bounds_that_hold_nothing_back(mu):
+    x = cuops.sample_normal(mu, 1.0, 2, low=-(10**400), high=10**400, seed=1)
+    assert (x == cuops.sample_normal(mu, 1.0, 2, low=-math.inf, seed=1)).all()
+
+
+def test_a_draw_of_no_samples_advances_no_generator():
+    used, other = np.random.default_rng(0), np.random.default_rng(0)
+    cuops.sample_normal(np.zeros(3), 1.0, 0, generator=used)
+    assert used.random() == other.random()
+
+
+def test_second_derivatives_of_truncated_samples_are_refused():
+    mu = torch.zeros(3, requires_grad=True)
+    x = cuops.sample_normal(mu, 1.0, 4, low=-1.0, seed=1)
+    (gradient,) = torch.autograd.grad(x.square().sum(), mu, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(gradient.sum(), mu)

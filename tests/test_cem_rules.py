@@ -1,0 +1,93 @@
+"""Single rules of the Cross-Entropy Method, each by a step whose outcome is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cuops.cem import CrossEntropyMethod
+
+
+def method_of(num_samples: int = 10, d: int = 2, **options: object) -> CrossEntropyMethod:
+    return CrossEntropyMethod(np.zeros(d), 1.0, num_samples, seed=1, **options)
+
+
+@pytest.mark.parametrize(("elites", "num_samples", "expected"), [(0.29, 100, 29), (None, 50, 10), (0.8, 10, 8)])
+def test_elites_are_a_rounded_fraction_and_a_fifth_by_default(elites, num_samples, expected):
+    method = method_of(num_samples, **({} if elites is None else {"elites": elites}))
+    assert method.num_elites == expected
+    assert method.ask().shape == (num_samples, 2)
+
+
+def test_mu_moves_whole_and_sigma_by_three_fifths_by_default():
+    method = method_of(elites=4)
+    x = method.ask().copy()
+    method.tell(np.arange(10.0))
+    np.testing.assert_allclose(method.mu, x[:4].mean(0))
+    np.testing.assert_allclose(method.sigma, 0.6 * x[:4].std(0) + 0.4)
+
+
+def test_kept_elites_stay_through_a_step_without_finite_scores():
+    method = method_of(elites=3, keep_elites=2)
+    x = method.ask().copy()
+    method.tell(np.arange(10.0))
+    method.ask()
+    method.tell(np.array([5.0] + [math.nan] * 9))
+    assert (method.ask()[1] == x[1]).all()
+
+
+def test_the_first_population_has_no_kept_elites():
+    assert (method_of(d=3, keep_elites=2).ask() != 0).all()
+
+
+def test_the_first_of_equal_samples_stays_the_best():
+    method = method_of()
+    first = method.ask()[0].copy()
+    for _ in range(2):
+        method.tell(np.zeros(10))
+        method.ask()
+    assert (method.best_x == first).all()
+
+
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_integer_scores_are_compared_beyond_float32(library):
+    mu = np.zeros(2) if library is np else torch.zeros(2)
+    method = CrossEntropyMethod(mu, 1.0, 2, elites=1, seed=1)
+    second = method.ask()[1] + 0
+    method.tell(library.asarray([2**24 + 1, 2**24]))
+    assert (method.best_x == second).all()
+
+
+def test_a_color_of_a_single_step_is_white():
+    assert np.isfinite(CrossEntropyMethod(np.zeros((1, 3)), 1.0, 10, event_dims=2, color=1.0).ask()).all()
+
+
+def test_the_floor_of_sigma_is_on_the_diagonal_of_the_covariance():
+    method = CrossEntropyMethod(np.zeros(2), 0.0, 10, covariance="full", sigma_floor=0.7, smoothing=1.0, seed=1)
+    method.tell((method.ask() ** 2).sum(-1))
+    np.testing.assert_allclose(method.covariance, 0.49 * np.eye(2))
+
+
+def test_sigma_of_a_full_covariance_decays():
+    method = method_of(elites=4, covariance="full", sigma_decay=0.5, smoothing=1.0)
+    x = method.ask().copy()
+    method.tell(np.arange(10.0))
+    np.testing.assert_allclose(method.sigma, x[:4].std(0) / 2)
+
+
+def test_a_state_is_a_copy():
+    method = method_of()
+    saved = method.state_dict()
+    method.tell((method.ask() ** 2).sum(-1))
+    assert (saved["mu"] == 0).all()
+    assert saved["clock"][0] == 0
+
+
+def test_a_state_with_an_empty_population_is_refused():
+    method = method_of()
+    method.ask()
+    saved = method.state_dict()
+    with pytest.raises(ValueError, match="population: expected 1 to 10 samples, got 0"):
+        method.load_state_dict({**saved, "population": saved["population"][:, :0]})
