@@ -146,7 +146,7 @@ def real(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return -math.inf if value < 0.0 else math.inf
 
 
 def number(name: str, value: Any, least: float = -math.inf) -> None:

@@ -53,7 +53,7 @@ def _log_erfcx(xp: Any, x: Any) -> Any:
 
 
 def _beyond(xp: Any, a: Any, at_a: Any, log_p: Any) -> Any:
-    """The distance d >= 0 with Q(a + d) = p Q(a), for a >= 0, where log(erfcx(a / sqrt 2)) is `at_a`, and log p <= 0."""
+    """The distance d >= 0 with Q(a + d) = p Q(a), for a >= 0, whose `_log_erfcx` is `at_a`, and log p <= 0."""
     hazard = math.sqrt(2 / math.pi) * xp.exp(-at_a)
     weight = -0.08 * log_p  # log Q bends by hazard (hazard - a) at a, and by 1 far away
     curvature = (hazard * (hazard - a) + weight) / (1 + weight)
