@@ -137,7 +137,7 @@ def sanitize(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure operators beside their peers on this machine's GPU, into benchmarks/results/."""
-    install_built(session, "test", "bench")
+    install_built(session, "test", "bench", "peers")
     session.run("python", "-m", "benchmarks", *(session.posargs or ["rms_norm"]))
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
 from cuops._bench import OPERATORS, report
-from cuops._bench.case import DTYPES, available
+from cuops._bench.case import DTYPES, Case, available
 from cuops._bench.timing import timer
+from cuops.cli import cases
+from cuops.errors import CuopsError
 
 from . import cem
+from .comparison import RESULTS, Timer
 
 ON_REQUEST = ("grid", "at_random", "plan")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in re.split("[x,]", text))
+NEED_CUOPS = ("plan", "article")  # beside which they put something
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -36,15 +36,17 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=own)
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("sections", nargs="*", help="what to run; by default all but grids, at_random and the plan")
-    made.add_argument("--shapes", nargs="+", type=_shape, metavar="32768x4096", help="instead of the standard ones")
+    made.add_argument(
+        "--shapes", nargs="+", type=cases.sizes, metavar="32768x4096", help="instead of the standard ones"
+    )
     made.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), help="f d h b: float32, float64, float16, bfloat16")
     made.add_argument("--without", nargs="+", default=[], metavar="PEER", help="leave peers out: torch.compile Liger …")
     made.add_argument(
         "--part", type=_part, metavar="2/8", help="of a section that takes long; parts add up in --output"
     )
-    made.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    made.add_argument("--output", type=Path, metavar="FOLDER", help=f"by default {RESULTS}")
     made.add_argument("--quick", action="store_true", help="fewer shapes, shorter measurements")
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    made.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     return made
 
 
@@ -55,33 +57,78 @@ def main(arguments: list[str] | None = None) -> int:
         return cem.main(given[1:])
     options = parser().parse_args(given)
     benchmark = importlib.import_module(f"benchmarks.{options.operator}")
-    names = options.sections or [name for name in benchmark.SECTIONS if name not in ON_REQUEST]
-    unknown = set(names) - benchmark.SECTIONS.keys()
-    if unknown:
-        parser().error(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
-    if options.part and (options.operator, names) not in PARTED:
-        parser().error("--part: only RMSNorm's grid and the article's comparison have parts")
-    functions = available(options.operator, options.device, options.without)
+    chosen = list(dict.fromkeys(options.sections)) or [n for n in benchmark.SECTIONS if n not in ON_REQUEST]
+    try:
+        functions = _checked(options, benchmark.SECTIONS, chosen)
+    except (CuopsError, ValueError) as error:
+        parser().error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)
-    facts = report.provenance(options.device) | {"quick": options.quick}
+    facts = report.provenance(options.device, options.quick, options.without, options.shapes, options.dtypes)
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     print(f"{facts['device']}, {versions}, commit {facts['commit']}")
-    alone = len(names) == 1 and names[0] in ON_REQUEST
-    stem = options.output / (f"{options.operator}_{names[0]}" if alone else options.operator)
-    if options.part and names == ["grid"]:
-        stem = stem.with_name("{}_{}of{}".format(stem.name, *options.part))
-    options.earlier = report.earlier_sections(stem.with_suffix(".json"), facts)
-    content = {"operator": options.operator, "provenance": facts, "sections": {**options.earlier}}
+    standard = [name for name in chosen if name not in ON_REQUEST]
+    files = {options.operator: standard} if standard else {}
+    files |= {f"{options.operator}_{name}": [name] for name in chosen if name in ON_REQUEST}
+    options.facts, options.written = facts, []
+    records = [
+        record
+        for stem, names in files.items()
+        for record in _measured(benchmark, stem, names, options, functions, clock)
+    ]
+    print(f"\nwrote {', '.join(map(str, options.written))}")
+    return int(any("failure" in record.get("results", {}).get("cuops", {}) for record in records))
+
+
+def _checked(options: argparse.Namespace, sections: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
+    """The implementations, once all options make sense; sets those that have defaults. Raises ValueError."""
+    if unknown := set(chosen) - sections.keys():
+        raise ValueError(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
+    if options.part and (options.operator, chosen) not in PARTED:
+        raise ValueError("--part: only RMSNorm's grid and the article's comparison have parts")
+    if options.shapes:
+        module = Case(options.operator, "", (), DTYPES["f"]).module
+        options.shapes = [module.shape(cases.checked(shape)) for shape in options.shapes]
+    options.device = cases.device(options.device)
+    functions = available(options.operator, options.device, options.without)
+    if "cuops" not in functions and (needy := [name for name in chosen if name in NEED_CUOPS]):
+        raise ValueError(f"--without cuops: {', '.join(needy)} measures what cuops does")
+    others = options.shapes or options.dtypes or options.without
+    if others and options.output is None and not set(chosen) <= set(ON_REQUEST):
+        raise ValueError(f"--output: expected another folder than {RESULTS} with --shapes, --dtypes or --without")
+    options.output = options.output or RESULTS
+    cases.folder(options.output)
+    return functions
+
+
+def _measured(
+    benchmark: Any,
+    stem: str,
+    names: Sequence[str],
+    options: argparse.Namespace,
+    functions: dict[str, Any],
+    clock: Timer,
+) -> list[dict[str, Any]]:
+    """Runs the sections that share a file, writes it after each, and its plot; all records in it."""
+    if options.part and stem.endswith("_grid"):
+        stem += "_{}of{}".format(*options.part)
+    path = options.output / f"{stem}.json"
+    options.earlier = report.earlier_sections(path, options.facts)
+    sections = {**options.earlier}
     for name in names:
         print(f"\n{name}: {benchmark.SECTIONS[name].__doc__}", flush=True)
-        content["sections"][name] = benchmark.SECTIONS[name](options, functions, clock)
-        report.write_json(stem.with_suffix(".json"), content)
-    plotted = {name: found for name, found in content["sections"].items() if name in benchmark.PLOTTED and found}
+        sections[name] = benchmark.SECTIONS[name](options, functions, clock)
+        content = {"operator": options.operator, "provenance": options.facts, "sections": sections}
+        report.write_json(path, content)
+        stale = [stem, *(f"{stem}_{other}" for other in benchmark.SECTIONS.keys() - sections.keys())]
+        for plot in stale:  # of figures that are no longer in the JSON
+            (options.output / f"{plot}.png").unlink(missing_ok=True)
+    options.written.append(path)
+    plotted = {name: found for name, found in sections.items() if name in benchmark.PLOTTED and found}
     if plotted:
-        report.plot(stem.with_suffix(".png"), plotted, f"{options.operator} on {facts['device']}")
-    print(f"\nwrote {', '.join(str(path) for path in sorted(options.output.glob(f'{stem.name}.*')))}")
-    records = [record for section in content["sections"].values() for record in section]
-    return int(any("failure" in record.get("results", {}).get("cuops", {}) for record in records))
+        roof = Case(options.operator, "", (), DTYPES["f"]).module.ROOF
+        report.plot(path.with_suffix(".png"), plotted, f"{options.operator} on {options.facts['device']}", roof)
+        options.written.append(path.with_suffix(".png"))
+    return [record for section in sections.values() for record in section]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ from cuops._bench import report
 from cuops._bench.case import why
 from cuops._bench.timing import timer
 from cuops.cem import CrossEntropyMethod
+from cuops.cli import cases
+from cuops.errors import CuopsError
+
+from .comparison import RESULTS
 
 # (problems, population, dimensions): a planner's, what lies between, a large one, and many planners at once
 CASES = [(1, 300, 30), (1, 1024, 100), (1, 4096, 512), (256, 300, 30)]
@@ -38,21 +42,23 @@ def refit(mu: torch.Tensor, sigma: torch.Tensor, n: int) -> tuple[torch.Tensor, 
     return mean, 0.6 * deviation + 0.4 * sigma
 
 
-def plain(problems: int, n: int, d: int, device: str, function: Callable[..., Any] = refit) -> Step:
-    """In place, so that a graph's replays go on from one another."""
+def advance(mu: torch.Tensor, sigma: torch.Tensor, n: int) -> None:
+    """The step in place, so that a graph's replays go on from one another."""
+    mean, deviation = refit(mu, sigma, n)
+    mu.copy_(mean)
+    sigma.copy_(deviation)
+
+
+def plain(problems: int, n: int, d: int, device: str, function: Callable[..., None] = advance) -> Step:
+    """Plain PyTorch."""
     mu, sigma = torch.zeros(problems, d, device=device), torch.ones(problems, d, device=device)
-
-    def step() -> None:
-        for old, new in zip((mu, sigma), function(mu, sigma, n), strict=True):
-            old.copy_(new)
-
-    return step
+    return lambda: function(mu, sigma, n)
 
 
 def compiled(problems: int, n: int, d: int, device: str) -> Step:
-    """The plain step through torch.compile."""
+    """The plain step through torch.compile, all of it."""
     torch.compiler.reset()
-    return plain(problems, n, d, device, torch.compile(refit, dynamic=False))
+    return plain(problems, n, d, device, torch.compile(advance, dynamic=False))
 
 
 def ours(problems: int, n: int, d: int, device: str) -> Step:
@@ -108,13 +114,20 @@ def table(records: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and writes cem.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks cem", description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     options = parser.parse_args(arguments)
+    try:
+        options.device = cases.device(options.device)
+        cases.folder(options.output)
+    except (CuopsError, ValueError) as error:
+        parser.error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)
     records = [measure(case, clock, options.device) for case in CASES]
     print(table(records))
-    content = {"operator": "cem", "provenance": report.provenance(options.device), "sections": {"step": records}}
-    report.write_json(options.output / "cem.json", content)
+    facts = report.provenance(options.device, options.quick)
+    report.write_json(
+        options.output / "cem.json", {"operator": "cem", "provenance": facts, "sections": {"step": records}}
+    )
     return int(any("failure" in record["results"]["cuops"] for record in records))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cuops._bench import report
 from cuops._bench.case import DTYPES, Case, measure_all, why
 from cuops._bench.timing import CpuTimer, CudaTimer
 
+RESULTS = Path("benchmarks/results")  # of the standard cases, by every peer
 Records = list[dict[str, Any]]
 Timer = CudaTimer | CpuTimer
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]  # by the letter of a dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def _summary(records: Records) -> None:
     print()
     for kind in dict.fromkeys(record["kind"] for record in compared):
         ratios = [record["to_best_peer"] for record in compared if record["kind"] == kind]
-        mean = math.exp(sum(-math.log(ratio) for ratio in ratios) / len(ratios))
+        mean = 1 / statistics.geometric_mean(ratios)
         slower = sum(ratio > 1.02 for ratio in ratios)
         print(
             f"{kind}: {mean:.2f} times as fast as the best peer, geometric mean of {len(ratios)} cases; "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
 from typing import Any
 
+from cuops._bench import report
 from cuops._bench.case import DTYPES, Case
 
 from .comparison import Records, Timer, comparison
@@ -46,11 +47,10 @@ def _other_parts(options: argparse.Namespace) -> Records:
     part, parts = options.part
     records: Records = []
     for other in set(range(1, parts + 1)) - {part}:
-        path = options.output / f"rms_norm_grid_{other}of{parts}.json"
-        if path.exists():
-            records += json.loads(path.read_text())["sections"]["grid"]
-        else:
-            print(f"part {other} of {parts} is not in {options.output}")
+        found = report.earlier_sections(options.output / f"rms_norm_grid_{other}of{parts}.json", options.facts)
+        records += found.get("grid", [])
+        if not found:
+            print(f"part {other} of {parts}, of the same commit and arguments, is not in {options.output}")
     return records
 
 
@@ -71,9 +71,9 @@ def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     every = records + _other_parts(options)
     compared = sorted((record for record in every if "to_best_peer" in record), key=_ratio)
     slower = sum(_ratio(record) > 1.02 for record in compared)
-    print(
-        f"\n{len(compared)} cases, in {slower} of them a peer is more than 2 % faster; the slowest against the best peer:"
-    )
+    mean = f"geometric mean {statistics.geometric_mean(map(_ratio, compared)):.3f}x" if compared else "no peer"
+    print(f"\n{len(compared)} cases, {mean}; in {slower} of them a peer is more than 2 % faster")
+    print("the slowest against the best peer:")
     for record in compared[-25:]:
         shape = "x".join(map(str, record["shape"]))
         print(f"{_ratio(record):.3f}x {record['best_peer']}: {record['kind']} {record['dtype']} {shape}")

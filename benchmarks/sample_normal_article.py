@@ -31,10 +31,10 @@ def article(options: argparse.Namespace, functions: dict[str, Any], timer: Timer
     """1024 samples of 10, 110, ... 4910 dimensions: calls from Python, launch included, and kernel time beside it"""
     records = _measured([(SAMPLES, d) for d in _few(DIMENSIONS, options, 5)], options, functions, timer)
     records = sorted(records + _other_parts(records, options), key=lambda record: record["dimension"])
-    base = _conclude(records, options.output / "sample_normal_article.png", "dimension")
+    base = _conclude(records, options, "dimension")
     for way in reversed(WAYS):
-        speedup = statistics.fmean(record[way][base] / record[way][OURS] for record in records)
-        print(f"average speed-up of {OURS} noise over {base} noise, {WAYS[way]}: {speedup:.2f}")
+        speedup = statistics.geometric_mean(record[way][base] / record[way][OURS] for record in records)
+        print(f"average speed-up (geometric mean) of {OURS} noise over {base} noise, {WAYS[way]}: {speedup:.2f}")
     return records
 
 
@@ -42,7 +42,7 @@ def samples(options: argparse.Namespace, functions: dict[str, Any], timer: Timer
     """64 to 1,048,576 samples of 110 dimensions, likewise"""
     shapes = [(n, OF_ONE_DIMENSION) for n in _few(NUMBERS, options, 3)]
     records = _measured(shapes, options, functions, timer)
-    _conclude(records, options.output / "sample_normal_samples.png", "samples")
+    _conclude(records, options, "samples")
     return records
 
 
@@ -78,7 +78,7 @@ def _measured(
     return records
 
 
-def _conclude(records: Records, path: Path, axis: str) -> str:
+def _conclude(records: Records, options: argparse.Namespace, axis: str) -> str:
     """Prints the means and writes the plot; what the speed-ups are over."""
     names = records[0]["call_us"]
     wanted = ("torch.compile, independent", "torch, independent", OURS)
@@ -86,11 +86,13 @@ def _conclude(records: Records, path: Path, axis: str) -> str:
     rows = []
     for name in names:
         times = [statistics.fmean(record[way][name] for record in records) for way in WAYS]
-        speedups = [statistics.fmean(record[way][base] / record[way][name] for record in records) for way in WAYS]
+        speedups = [statistics.geometric_mean(r[way][base] / r[way][name] for r in records) for way in WAYS]
         rows.append([name, *(f"{time:.1f}" for time in times), *(f"{speedup:.2f}" for speedup in speedups)])
-    print(f"means over {len(records)}, and of the speed-up over {base}")
+    print(f"means over {len(records)}, and geometric means of the speed-up over {base}")
     print(report.table(["", "calls, µs", "events", "kernels", "speed-up of calls", "events", "kernels"], rows))
+    path = options.output / f"sample_normal_{'article' if axis == 'dimension' else 'samples'}.png"
     _plot(path, records, base, axis)
+    options.written.append(path)
     return base
 
 

@@ -3,12 +3,13 @@
 import argparse
 import json
 import re
+import subprocess
 
 import pytest
 import torch
 from cuops._bench import report
 from cuops._bench import rms_norm as operator
-from cuops._bench.case import TOLERANCE, Case, available, measure
+from cuops._bench.case import TOLERANCE, Case, available, compared, measure
 from cuops._bench.timing import CpuTimer
 
 from benchmarks import __main__ as benchmarks
@@ -22,7 +23,14 @@ def test_a_run_leaves_a_table_json_and_a_plot(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUOPS_COMMIT", "abc123")
     assert benchmarks.main(["rms_norm", *SMALL, "--output", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "rms_norm.json").read_text())
-    assert written["provenance"]["commit"] == "abc123"
+    asked = {
+        "commit": "abc123",
+        "quick": True,
+        "without": ["torch.compile"],
+        "shapes": ["5x64", "3x33"],
+        "dtypes": None,
+    }
+    assert asked.items() <= written["provenance"].items()
     assert written["provenance"]["versions"]["torch"] == torch.__version__
     assert list(written["sections"]) == [name for name in rms_norm_benchmark.SECTIONS if name != "grid"]
     for record in written["sections"]["backward"]:
@@ -43,7 +51,8 @@ def test_the_grid_ends_with_the_worst_ratio_to_the_best_peer(tmp_path, capsys):
     assert len(ratios) == 4
 
 
-def test_the_parts_of_the_grid_add_up(tmp_path, capsys):
+def test_the_parts_of_the_grid_add_up(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUOPS_COMMIT", "abc123")
     grid = ["rms_norm", "grid", *SMALL, "--dtypes", "f", "--output", str(tmp_path)]
     assert benchmarks.main([*grid, "--part", "1/2"]) == 0
     assert "2 cases" in capsys.readouterr().out
@@ -51,6 +60,11 @@ def test_the_parts_of_the_grid_add_up(tmp_path, capsys):
     assert "4 cases" in capsys.readouterr().out
     parts = [json.loads((tmp_path / f"rms_norm_grid_{i}of2.json").read_text())["sections"]["grid"] for i in (1, 2)]
     assert len({(record["kind"], *record["shape"]) for part in parts for record in part}) == 4
+    monkeypatch.setenv("CUOPS_COMMIT", "other")
+    assert benchmarks.main([*grid, "--part", "2/2"]) == 0
+    printed = capsys.readouterr().out
+    assert "part 1 of 2, of the same commit and arguments, is not in" in printed
+    assert "2 cases" in printed
 
 
 @pytest.mark.parametrize("kind", operator.KINDS)
@@ -127,7 +141,9 @@ def test_the_comparison_of_the_article_ends_with_the_average_speed_up_and_both_p
     options = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
     assert benchmarks.main(["sample_normal", "article", *options]) == 0
     *_, last, _, _ = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"average speed-up of cuops, independent noise over .*, calls from Python: \d+\.\d\d", last)
+    assert re.fullmatch(
+        r"average speed-up \(geometric mean\) of cuops, independent noise over .*, calls from Python: \d+\.\d\d", last
+    )
     assert (tmp_path / "sample_normal_article.png").read_bytes().startswith(b"\x89PNG")
     records = json.loads((tmp_path / "sample_normal.json").read_text())["sections"]["article"]
     assert all(len(record["call_us"]) == len(record["kernel_us"]) == 4 for record in records)
@@ -135,8 +151,8 @@ def test_the_comparison_of_the_article_ends_with_the_average_speed_up_and_both_p
 
 def test_draws_stand_beside_fills_as_float32_and_of_their_dtype(tmp_path, capsys):
     options = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
-    assert benchmarks.main(["sample_normal", "shared", "--dtypes", "b", "--shapes", "64x32", *options]) == 0
-    assert benchmarks.main(["sample_normal", "alone", "small", "--shapes", "16x6", *options]) == 0
+    given = ["--dtypes", "b", "--shapes", "16x6"]
+    assert benchmarks.main(["sample_normal", "shared", "alone", "small", *given, *options]) == 0
     printed = capsys.readouterr().out
     assert len(re.findall(r"fill as float32 +fill of that dtype", printed)) == 3
     assert len(re.findall(r"float32 16x6 +\d+\.\d\d( +\d+\.\d\d \d+\.\d\dx){2}", printed)) == 2
@@ -163,8 +179,117 @@ def test_a_run_keeps_the_sections_that_it_does_not_measure(tmp_path, monkeypatch
     assert list(later) == ["samples", "host"]
     assert later["samples"] == earlier["samples"]
     assert later["host"] != earlier["host"]
-    monkeypatch.setenv("CUOPS_COMMIT", "other")
+    plots = [tmp_path / f"sample_normal{of}.png" for of in ("_samples", "")]
+    assert "shared" in run("shared")
+    assert [plot.exists() for plot in plots] == [True, True]
+    monkeypatch.setenv("CUOPS_COMMIT", "other+")  # nor are those of uncommitted changes kept
     assert list(run("host")) == ["host"]
+    assert [plot.exists() for plot in plots] == [False, False]
+    assert list(run("shared")) == ["shared"]
+
+
+def test_sections_on_request_leave_the_standard_file_alone(tmp_path, capsys):
+    options = ["--shapes", "3x4", "--dtypes", "f", "--device", "cpu", "--quick", "--without", "torch.compile"]
+    assert benchmarks.main(["kron_linear", "grid", "at_random", *options, "--output", str(tmp_path)]) == 0
+    files = [tmp_path / f"kron_linear_{name}.json" for name in ("grid", "at_random")]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert capsys.readouterr().out.endswith(f"wrote {files[0]}, {files[1]}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("rms_norm --shapes 32768", "shape: expected at least two sizes"),
+        ("rms_norm --shapes 0x5", "each at least 1, got [0, 5]"),
+        ("rms_norm --shapes axb", "--shapes: expected sizes such as 16x32x32, got axb"),
+        ("rms_norm --without abacus", "--without: expected one of cuops, torch,"),
+        ("sample_normal --without cuops torch torch.compile", "--without: expected an implementation to be left"),
+        ("kron_linear plan --without v3", "--without cuops: plan measures what cuops does"),
+        ("rms_norm --dtypes f", "--output: expected another folder than benchmarks/results"),
+        ("rms_norm --device cuda", "--device cuda: PyTorch sees no GPU"),
+        ("cem --device cuda", "--device cuda: PyTorch sees no GPU"),
+        ("rms_norm --output {file}", "file: expected a folder: File exists"),
+        ("cem --output {file}", "file: expected a folder: File exists"),
+    ],
+)
+def test_mistakes_are_a_line_before_anything_is_measured(arguments, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        benchmarks.main(arguments.format(file=tmp_path / "file").split())
+    shown = capsys.readouterr()
+    assert (stopped.value.code, shown.out) == (2, "")
+    assert said in shown.err.splitlines()[-1]
+
+
+def test_rows_of_several_sizes_are_their_product(tmp_path):
+    options = ["--device", "cpu", "--quick", "--dtypes", "f", "--without", "torch.compile", "--output", str(tmp_path)]
+    assert benchmarks.main(["rms_norm", "forward", "--shapes", "4x5x6", *options]) == 0
+    [record] = json.loads((tmp_path / "rms_norm.json").read_text())["sections"]["forward"]
+    assert record["shape"] == [20, 6]
+
+
+def test_a_commit_is_that_of_cuops(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUOPS_COMMIT", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def git(*command):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *command], check=True, capture_output=True)
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "c")
+    assert report._commit() is None
+    files = [tmp_path / name for name in ("packages/cuops/a", "benchmarks/results/b")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    git("add", ".")
+    git("commit", "-m", "c")
+    files[1].write_text("figures")
+    monkeypatch.chdir(files[1].parent)
+    assert re.fullmatch("[0-9a-f]{40}", report._commit())
+    files[0].write_text("source")
+    assert re.fullmatch(r"[0-9a-f]{40}\+", report._commit())
+
+
+@pytest.mark.parametrize(("operator", "roof"), [("rms_norm", "copy"), ("sample_normal", "fill")])
+def test_a_plots_axis_names_the_roof(operator, roof, tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
+
+    labels = []
+    monkeypatch.setattr(plt, "close", lambda figure: labels.extend(axis.get_xlabel() for axis in figure.axes))
+    section = "forward" if operator == "rms_norm" else "independent"
+    options = ["--device", "cpu", "--quick", "--shapes", "3x4", "--dtypes", "f", "--without", "torch.compile"]
+    assert benchmarks.main([operator, section, *options, "--output", str(tmp_path)]) == 0
+    assert [label.split(" of the same bytes")[0] for label in labels] == [f"time of a device {roof}"]
+
+
+def test_json_has_no_infinity(tmp_path):
+    report.write_json(tmp_path / "a.json", {"errors": [{"y": float("inf")}, (float("nan"), 1.5)]})
+    assert "".join((tmp_path / "a.json").read_text().split()) == '{"errors":[{"y":null},[null,1.5]]}'
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'quack'", name="quack"), ""),
+        (
+            ModuleNotFoundError("No module named 'cutlass'", name="cutlass"),
+            "ModuleNotFoundError: No module named 'cutlass'",
+        ),
+        (ImportError("cannot import name 'rmsnorm'", name="quack"), "ImportError: cannot import name 'rmsnorm'"),
+        (OSError("libcuda.so"), "OSError: libcuda.so"),
+    ],
+    ids=repr,
+)
+def test_a_peer_that_is_installed_and_does_not_load_is_named(error, said, monkeypatch, capsys):
+    def load():
+        raise error
+
+    monkeypatch.setattr(operator, "ON_CPU", ("cuops", "quack"))
+    monkeypatch.setitem(operator.IMPLEMENTATIONS, "quack", load)
+    assert list(available("rms_norm", "cpu")) == ["cuops"]
+    assert capsys.readouterr().err == (f"quack does not load: {said}\n" if said else "")
 
 
 def test_parts_of_the_article_add_up(tmp_path, capsys, monkeypatch):
@@ -174,7 +299,7 @@ def test_parts_of_the_article_add_up(tmp_path, capsys, monkeypatch):
         names = {"cuops, independent": d, "torch, independent": 3 * d}
         return {"samples": n, "dimension": d, **dict.fromkeys(article.WAYS, names)}
 
-    options = argparse.Namespace(device="cuda", quick=False, output=tmp_path, part=(2, 2), earlier={})
+    options = argparse.Namespace(device="cuda", quick=False, output=tmp_path, part=(2, 2), earlier={}, written=[])
     half = article.article(options, {}, CpuTimer())
     assert [record["dimension"] for record in half[:2]] == [110, 310]
     options.part, options.earlier = (1, 2), {"article": half}
@@ -182,8 +307,20 @@ def test_parts_of_the_article_add_up(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.endswith("calls from Python: 3.00\n")
 
 
-def test_samples_of_other_numbers_are_never_taken_for_the_contracts():
-    case = Case("sample_normal", "shared", (64, 32), torch.float32)
-    arguments = case.module.inputs(case, "cpu")
-    other = case.module.IMPLEMENTATIONS["torch"]()
-    assert all("own" in case.module.results(case, other, arguments) for _ in range(100))
+@pytest.mark.parametrize("kind", ["independent", "shared", "backward"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (64, 32), (1000, 1)], ids=str)
+def test_samples_of_own_numbers_are_judged_by_themselves(shape, kind, dtype):
+    case, functions = Case("sample_normal", kind, shape, dtype), available("sample_normal", "cpu", ["torch.compile"])
+    names = {"x", "dmu", "dsigma"} if kind == "backward" else {"x"}
+    for seed in range(5):
+        torch.manual_seed(seed)
+        arguments = case.module.inputs(case, "cpu")
+        computed, errors = compared(case, "torch", functions["torch"], arguments)
+        assert set(errors) == names - {"x"} | {"own"}
+        assert errors.pop("own") == 0
+        assert max(errors.values(), default=0) <= case.tolerance
+        assert set(compared(case, "cuops", functions["cuops"], arguments)[1]) == names
+    if kind == "backward" and shape == (64, 32):
+        computed["dsigma"].zero_()
+        assert case.module.errors(case, computed, arguments)["dsigma"] > case.tolerance

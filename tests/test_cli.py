@@ -61,6 +61,26 @@ def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
     assert "DIFFERS" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("error", [float("inf"), float("nan")])
+def test_self_tests_have_errors_that_json_has(error):
+    assert json.loads(json.dumps(selftest._rounded(error), allow_nan=False)) > selftest.LIMIT
+
+
+@pytest.mark.parametrize("dtype", "fdhb")
+def test_check_fails_when_samples_are_of_another_seed(dtype, capsys, monkeypatch):
+    drawn = cuops.sample_normal
+    check = ["check", "sample_normal", *QUICK, "--dtype", dtype, "--", "64", "32"]
+    assert main(check) == 0
+    monkeypatch.setattr(
+        cuops, "sample_normal", lambda *arguments, seed, **options: drawn(*arguments, seed=seed + 1, **options)
+    )
+    capsys.readouterr()
+    assert main(check) == 1
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] for line in lines if line[:1] == ["cuops"] and line[-1] == "DIFFERS"] == ["x", "x", "x", "dsigma"]
+    assert [line[1] for line in lines if line[:1] == ["torch"]] == ["own", "own", "own", "dmu", "dsigma"]
+
+
 def test_check_compiles_for_every_shape(monkeypatch):
     counter = CompileCounter()
     monkeypatch.setitem(
@@ -183,6 +203,8 @@ def test_bench_prints_the_comparison_and_writes_json_and_a_plot(tmp_path, capsys
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path), "--", "4", "64"]) == 0
     written = json.loads((tmp_path / "rms_norm.json").read_text())
     assert list(written["sections"]) == ["forward", "residual", "backward"]
+    asked = {"quick": True, "without": ["torch.compile"], "shapes": ["4x64"], "dtypes": ["f"]}
+    assert written["provenance"].items() >= asked.items()
     assert (tmp_path / "rms_norm.png").read_bytes().startswith(b"\x89PNG")
     assert "float32 4x64" in capsys.readouterr().out
 

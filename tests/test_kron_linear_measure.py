@@ -17,6 +17,7 @@ from cuops._bench.case import TOLERANCE, Case, available
 from cuops.cli import main
 from kron_samples import arguments, definition, make
 from safetensors.torch import load_file, save_file
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import kron_linear as kron_linear_benchmark
@@ -148,6 +149,18 @@ def test_right_results_pass_the_check_and_a_wrong_row_does_not(kind, dtype, monk
     wrong = operator.errors(case, computed, given)
     assert len(wrong) == len(computed)
     assert min(wrong.values()) > TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5, 6, 2), (2, 3, 4, 5)], ids=str)
+def test_operations_are_those_that_pytorch_counts(shape):
+    given = operator.inputs(Case("kron_linear", "backward", shape, torch.float64), "cpu")
+    function = available("kron_linear", "cpu", ["torch.compile"])["loop"]
+    for kind in operator.KINDS:
+        case = Case("kron_linear", kind, shape, torch.float64)
+        call = operator.call(case, function, given)
+        with FlopCounterMode(display=False) as counter:
+            call()
+        assert operator.operations(case) == counter.get_total_flops()
 
 
 def test_tf32_is_judged_by_its_digits():

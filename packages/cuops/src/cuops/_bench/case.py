@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -67,6 +68,9 @@ def largest_error(computed: torch.Tensor, exact: torch.Tensor, terms: float = 1e
 def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
     """The implementations that are installed and run on `device`, by name, each ready to be called; at least one."""
     module = Case(operator, "", (), torch.float32).module
+    names = [*module.IMPLEMENTATIONS, *module.ALIASES]
+    if unknown := [name for name in leave_out if name not in names]:
+        raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")
     leave_out = [module.ALIASES.get(name, name) for name in leave_out]
     found = {}
     for name, load in module.IMPLEMENTATIONS.items():
@@ -74,8 +78,9 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
             continue
         try:
             found[name] = load()
-        except ImportError:
-            continue
+        except Exception as error:  # a peer that is installed may fail in any way, and the others are still measured
+            if not (isinstance(error, ModuleNotFoundError) and error.name == module.PACKAGES.get(name, "")):
+                print(f"{name} does not load: {why(error)}", file=sys.stderr)
     if not found:
         raise ValueError("--without: expected an implementation to be left")
     return found
@@ -84,6 +89,16 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
 def why(error: Exception) -> str:
     """What an implementation failed of, in a line."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def compared(
+    case: Case, name: str, function: Callable[..., Any], arguments: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """What the implementation of that name computes, and how far each result is off; "own" are samples of its own."""
+    computed = case.module.results(case, function, arguments)
+    if name in getattr(case.module, "OWN_NUMBERS", ()):
+        computed["own"] = computed.pop("x")
+    return computed, case.module.errors(case, computed, arguments)
 
 
 def measure_all(
@@ -111,11 +126,12 @@ def measure(
         "dtype": str(case.dtype).removeprefix("torch."),
         "roof_us": roof,
     }
-    record["results"] = results = {}
+    results: dict[str, dict[str, Any]] = {}
+    record["results"] = results
     arguments = module.inputs(case, device)
     for name, function in functions.items():
         try:
-            errors = module.errors(case, module.results(case, function, arguments), arguments)
+            errors = compared(case, name, function, arguments)[1]
             if max(errors.values()) > case.tolerance:
                 results[name] = {"failure": "wrong result", "errors": errors}
                 continue

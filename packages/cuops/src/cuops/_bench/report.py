@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -31,20 +32,35 @@ PACKAGES = (
 
 
 def _commit() -> str | None:
-    """CUOPS_COMMIT, or that of the checkout in the working directory; a + says that it has uncommitted changes."""
+    """CUOPS_COMMIT, or that of cuops's checkout in the working directory; a + says that it has uncommitted changes."""
     given = os.environ.get("CUOPS_COMMIT")
     if given:
         return given
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    top = _git("rev-parse", "--show-toplevel")
+    if top is None or not Path(top, "packages/cuops").is_dir():
+        return None  # that of another project says nothing of cuops
+    commit = _git("rev-parse", "--verify", "HEAD")
+    sources = (":(top)", ":(top,exclude)benchmarks/results")  # an earlier run's results change no measurement
+    return commit and commit + ("+" if _git("status", "--porcelain", "--untracked-files=no", "--", *sources) else "")
+
+
+def _git(*command: str) -> str | None:
+    """What git prints, if it is there and succeeds."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(["git", *command], capture_output=True, text=True)
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None
 
 
-def provenance(device: str) -> dict[str, Any]:
-    """Device, driver, versions and commit of a run."""
+def provenance(
+    device: str,
+    quick: bool,
+    without: Sequence[str] = (),
+    shapes: Iterable[Sequence[int]] | None = None,
+    dtypes: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Device, driver, versions and commit of a run, and what it was asked for; None are standard shapes and dtypes."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -57,6 +73,10 @@ def provenance(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
         "commit": _commit(),
+        "quick": quick,
+        "without": sorted(without),
+        "shapes": None if shapes is None else ["x".join(map(str, shape)) for shape in shapes],
+        "dtypes": None if dtypes is None else list(dtypes),
     }
     if device == "cuda":
         facts["driver"] = _driver.release()
@@ -104,24 +124,36 @@ def comparison(records: Sequence[dict[str, Any]]) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes `content` so that readers see the old file or the new one whole."""
+    """Writes `content` so that readers see the old file or the new one whole; what is not finite becomes null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".json.part")
-    scratch.write_text(json.dumps(content, indent=1) + "\n")
+    scratch.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
     scratch.replace(path)
 
 
+def _finite(content: Any) -> Any:
+    """The content with None for each number that JSON does not have."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
 def earlier_sections(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run left there, if it was of the same commit and versions on the same device."""
-    if not path.exists():
+    """What an earlier run left there, if it was of the same commit, versions and arguments on the same device.
+
+    Two runs with uncommitted changes, or of unknown commits, may be of different sources.
+    """
+    if not path.exists() or (facts["commit"] or "+").endswith("+"):
         return {}
     content = json.loads(path.read_text())
     then, now = ({**provenance, "date": None} for provenance in (content["provenance"], facts))
     return dict(content["sections"]) if then == now else {}
 
 
-def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) -> None:
-    """Bars of the fraction of the roof, a panel a section."""
+def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str, roof: str) -> None:
+    """Bars of the fraction of the roof, a panel a section; `roof` names it: copy or fill."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -145,7 +177,7 @@ def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str) 
         )
         axis.margins(y=0.01)
         axis.invert_yaxis()
-        axis.set(title=name, xlabel="time of a device copy of the same bytes / time (1 = as fast as memory)")
+        axis.set(title=name, xlabel=f"time of a device {roof} of the same bytes / time (1 = as fast as memory)")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     figure.suptitle(title)

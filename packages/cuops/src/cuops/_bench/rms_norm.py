@@ -95,7 +95,7 @@ def _cudnn() -> Function:
     return without_residual
 
 
-# Each loads on demand, and raises ImportError where its package is not installed.
+# Each loads on demand; PACKAGES names those that need not be installed.
 IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "cuops": _cuops,
     "torch": _torch,
@@ -106,6 +106,7 @@ IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
 }
 ON_CPU = ("cuops", "torch", "torch.compile")
 ALIASES: dict[str, str] = {}
+PACKAGES = {"Liger": "liger_kernel", "cuDNN": "cudnn", "quack": "quack"}
 
 
 def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

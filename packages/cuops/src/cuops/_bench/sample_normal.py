@@ -56,38 +56,30 @@ def _cuops() -> Function:
     return lambda mu, sigma, n, shared, seed: cuops.sample_normal(mu, sigma, n, shared_noise=shared, seed=seed)
 
 
-# Each loads on demand, and raises ImportError where its package is not installed.
+# Each loads on demand; PACKAGES names those that need not be installed.
 IMPLEMENTATIONS: dict[str, Callable[[], Function]] = {
     "cuops": _cuops,
     "torch": _torch,
     "torch.compile": lambda: compiled(_torch()),
 }
 ON_CPU = tuple(IMPLEMENTATIONS)
+OWN_NUMBERS = ("torch", "torch.compile")  # all others have to have those of the seed
 ALIASES: dict[str, str] = {}
+PACKAGES: dict[str, str] = {}
 
 
 def _sample(case: Case, function: Function, arguments: dict[str, torch.Tensor], seed: int | None) -> torch.Tensor:
     return function(arguments["mu"], arguments["sigma"], case.shape[0], case.kind == "shared", seed)
 
 
-def _is_cuops(computed: torch.Tensor, case: Case, arguments: dict[str, torch.Tensor]) -> bool:
-    """Whether the samples are of the contract's numbers: others draw their own."""
-    some = min(case.shape[0], 16)  # with shared noise a sample alone is alike by chance now and then
-    first = reference.sample_normal_torch(
-        arguments["mu"].double(), arguments["sigma"].double(), None, None, _draw(case, 0, some), torch.float32
-    )
-    return largest_error(computed[:some], first.double()) < 0.1
-
-
 def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What `function` computes for the case, by name; "own" are samples of other numbers than the contract's."""
+    """What `function` computes for the case, by name."""
     if case.kind == "backward":
         mu, sigma = (arguments[name].detach().requires_grad_() for name in ("mu", "sigma"))
         x = _sample(case, function, {"mu": mu, "sigma": sigma}, SEED)
         dmu, dsigma = torch.autograd.grad(x, (mu, sigma), arguments["grad"])
-        return {"dmu": dmu} | ({"dsigma": dsigma} if _is_cuops(x.detach(), case, arguments) else {})
-    x = _sample(case, function, arguments, SEED)
-    return {"x" if _is_cuops(x, case, arguments) else "own": x}
+        return {"x": x.detach(), "dmu": dmu, "dsigma": dsigma}
+    return {"x": _sample(case, function, arguments, SEED)}
 
 
 def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], Any]:
@@ -99,26 +91,34 @@ def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> 
     return lambda: torch.autograd.grad(x, (mu, sigma), arguments["grad"], retain_graph=True)
 
 
-def _draw(case: Case, start: int, count: int) -> Draw:
-    return Draw(SEED, 0, count, start, shared_noise=case.kind == "shared")
+def _noise(case: Case, arguments: dict[str, torch.Tensor], part: slice) -> torch.Tensor:
+    """Z of the seed, for some samples."""
+    zeros = torch.zeros_like(arguments["mu"], dtype=torch.float64)
+    kind = torch.float64 if case.dtype == torch.float64 else torch.float32  # whose numbers are drawn
+    draw = Draw(SEED, 0, part.stop - part.start, part.start, shared_noise=case.kind == "shared")
+    return reference.sample_normal_torch(zeros, zeros + 1, None, None, draw, kind).double()
 
 
-def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
-    """Float64 results for some samples at a time; gradients are those of these samples alone."""
+def _references(
+    case: Case, arguments: dict[str, torch.Tensor], own: torch.Tensor | None = None
+) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
+    """Float64 results for some samples at a time; gradients are those of these samples alone.
+
+    Of samples that are `own`, z is what they say, and "terms" are the squares of what dsigma adds up, rounding and all.
+    """
     n, d = case.shape
     mu, sigma = arguments["mu"].double(), arguments["sigma"].double()
     step = max(1, CHUNK // d)
-    kind = torch.float64 if case.dtype == torch.float64 else torch.float32  # whose numbers are drawn
     for start in range(0, n, step):
         part = slice(start, min(start + step, n))
-        z = reference.sample_normal_torch(
-            torch.zeros_like(mu), torch.ones_like(mu), None, None, _draw(case, start, part.stop - start), kind
-        )
+        z = _noise(case, arguments, part) if own is None else (own[part].double() - mu) / sigma
+        exact = {} if own is not None else {"x": mu + sigma * z}
         if case.kind == "backward":
             grad = arguments["grad"][part].double()
-            yield part, {"dmu": grad.sum(0), "dsigma": (grad * z).sum(0)}
-        else:
-            yield part, {"x": mu + sigma * z.double()}
+            exact |= {"dmu": grad.sum(0), "dsigma": (grad * z).sum(0)}
+            if own is not None:
+                exact["terms"] = (grad * (own[part].double().abs() + mu.abs()) / sigma).square().sum(0)
+        yield part, exact
 
 
 def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -130,25 +130,26 @@ def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str,
     return {name: (s if name == "x" else s.square().sum()).sqrt().item() for name, s in squares.items()}
 
 
-def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The largest error of each result, relative to the largest magnitude in it.
+def _own_error(case: Case, own: torch.Tensor, arguments: dict[str, torch.Tensor]) -> float:
+    """Zero where the mean and the standard deviation of own numbers are within six of their deviations, or infinity."""
+    mu, sigma = (arguments[name][:64].double() for name in ("mu", "sigma"))
+    z = (own[:, :64].double() - mu) / sigma
+    count = len(z) if case.kind == "shared" else z.numel()
+    off = max(abs(z.mean().item()), abs(z.square().mean().item() - 1) / math.sqrt(2)) * math.sqrt(count)
+    return 0.0 if off < 6 else math.inf
 
-    Own numbers have none where their mean and standard deviation are within six of their deviations.
-    """
-    if "own" in computed:
-        mu, sigma = arguments["mu"].double(), arguments["sigma"].double()
-        z = torch.stack(
-            [(column.double() - m) / s for column, m, s in zip(computed["own"].T[:64], mu, sigma, strict=False)]
-        )
-        n = len(z[0]) * (1 if case.kind == "shared" else len(z))
-        off = max(abs(z.mean().item()), abs(z.square().mean().item() - 1) / math.sqrt(2)) * math.sqrt(n)
-        return {"own": 0.0 if off < 6 else math.inf}
-    found: dict[str, float] = {}
+
+def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest error of each result, relative to the largest magnitude in it; "own" are samples of OWN_NUMBERS."""
+    own = computed.get("own")
+    found = {} if own is None else {"own": _own_error(case, own, arguments)}
     sums: dict[str, torch.Tensor] = {}
-    for part, exact in _references(case, arguments):
+    for part, exact in _references(case, arguments, own):
         for name, value in exact.items():
             if name == "x":
                 found[name] = max(found.get(name, 0.0), largest_error(computed[name][part], value))
             else:
                 sums[name] = value if name not in sums else sums[name] + value
-    return found | {name: largest_error(computed[name], exact) for name, exact in sums.items() if name in computed}
+    # Own numbers are known as far as rounded samples tell: one near its mean has few digits.
+    least = {"dsigma": {"terms": sums.pop("terms").sqrt().max().item()}} if "terms" in sums else {}
+    return found | {name: largest_error(computed[name], exact, **least.get(name, {})) for name, exact in sums.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._bench import LETTERS, OPERATORS, SHORT_NAMES
@@ -27,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "shape",
         nargs="+",
-        type=_shape,
+        type=sizes,
         help="such as 16 32 32, or 16x32x32; rms_norm: rows (of several sizes their product) and hidden size; kron: "
         "batch size and the size of each factor; sample_normal: samples and dimension",
     )
     parser.add_argument(
-        "--also", nargs="+", default=[], type=_shape, metavar="16x32x32", help="more shapes, in the same go"
+        "--also", nargs="+", default=[], type=sizes, metavar="16x32x32", help="more shapes, in the same go"
     )
     parser.add_argument(
         "--dtype",
@@ -45,11 +46,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave an implementation out")
 
 
-def _shape(text: str) -> list[int]:
+def sizes(text: str) -> list[int]:
+    """The sizes in 16x32x32."""
     try:
         return [int(size) for size in text.split("x")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected sizes such as 16x32x32, got {text}") from None
+
+
+def checked(shape: list[int]) -> list[int]:
+    """The sizes of one shape; raises ValueError where no operator takes them."""
+    if not 2 <= len(shape) <= MOST_SIZES or min(shape) < 1:
+        raise ValueError(f"shape: expected at least two sizes, at most {MOST_SIZES}, each at least 1, got {shape}")
+    if math.prod(shape) >= 1 << 48:
+        raise ValueError(f"shape: expected sizes of arrays that memory holds, got {shape}")
+    return shape
+
+
+def device(name: str | None) -> str:
+    """The device of that name, cuda where there is a GPU if none is named; raises where it is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def folder(path: Path) -> None:
+    """Makes the folder of results, before the time that measuring takes."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path}: expected a folder: {error.strerror}") from error
 
 
 def chosen(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
@@ -63,18 +89,9 @@ def chosen(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
         raise CuopsError("PyTorch is not installed", "pip install torch")
     from .._bench.case import DTYPES, Case
 
-    shapes = ([size for sizes in options.shape for size in sizes], *options.also)
-    for sizes in shapes:
-        if not 2 <= len(sizes) <= MOST_SIZES or min(sizes) < 1:
-            raise ValueError(f"shape: expected at least two sizes, at most {MOST_SIZES}, each at least 1, got {sizes}")
-        if math.prod(sizes) >= 1 << 48:
-            raise ValueError(f"shape: expected sizes of arrays that memory holds, got {sizes}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
-    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    joined = [size for part in options.shape for size in part]  # 16 32 32 is 16x32x32
+    shapes = [checked(shape) for shape in (joined, *options.also)]
+    options.device = device(options.device)
     module = Case(options.operator, "", (), DTYPES["f"]).module
-    names = [*module.IMPLEMENTATIONS, *module.ALIASES]
-    if unknown := [name for name in options.without if name not in names]:
-        raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")
     found, dtype = getattr(module, kinds, module.KINDS), DTYPES[options.dtype]
-    return [Case(options.operator, kind, module.shape(sizes), dtype) for kind in found for sizes in shapes]
+    return [Case(options.operator, kind, module.shape(shape), dtype) for kind in found for shape in shapes]

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Prints a table a case."""
     chosen = cases.chosen(options, "CHECKED")
-    from .._bench.case import available, why
+    from .._bench.case import available, compared, why
     from .._bench.report import table
 
     functions = available(options.operator, options.device, options.without)
@@ -35,8 +35,7 @@ def main(options: argparse.Namespace) -> int:
         notes = []
         for name, function in functions.items():
             try:
-                computed = case.module.results(case, function, arguments)
-                errors = case.module.errors(case, computed, arguments)
+                computed, errors = compared(case, name, function, arguments)
             except Exception as failed:  # a peer may fail in any way, and the others are still to be compared
                 rows.append([name, type(failed).__name__, "", "", "fails"])
                 notes.append(f"{name} fails: {why(failed)}")

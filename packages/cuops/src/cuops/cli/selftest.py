@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,11 @@ LIMIT = 4.0  # in units of the dtype's epsilon, relative to each value
 def cuda_tensors() -> bool:
     """Whether PyTorch is there and reaches the GPUs."""
     return torch is not None and torch.cuda.is_available()
+
+
+def _rounded(error: float) -> float:
+    """The error in few digits; the largest number for one that is not finite, as JSON has no infinity."""
+    return round(error, 3) if math.isfinite(error) else sys.float_info.max
 
 
 def _rms_norm(place: int | None) -> dict[str, float]:
@@ -34,7 +40,7 @@ def _rms_norm(place: int | None) -> dict[str, float]:
         exact = wide_x / np.sqrt(np.mean(wide_x**2, -1, keepdims=True) + EPS) * wide_weight
         least = 2.0**-14 if dtype == "float16" else 0.0  # below, its values have fewer digits
         error = float(np.max(np.abs(wide_y - exact) / np.maximum(np.abs(exact), least)) / epsilon)
-        found[dtype] = round(error, 3) if math.isfinite(error) else math.inf
+        found[dtype] = _rounded(error)
     return found
 
 
@@ -71,7 +77,7 @@ def _sample_normal(place: int | None) -> dict[str, float]:
         else:
             x = _on_gpu(zeros, ones, place)
         error = float(np.max(np.abs(x - exact) / np.maximum(np.abs(exact), 1)) / epsilon)
-        found[dtype] = round(error, 3) if math.isfinite(error) else math.inf
+        found[dtype] = _rounded(error)
     return found
 
 
@@ -94,7 +100,7 @@ def _kron_linear(place: int | None) -> dict[str, float]:
             y = cuops.kron_linear(x, [w, v])
         exact = x.astype(np.longdouble) @ np.kron(w.astype(np.longdouble), v.astype(np.longdouble)).T
         error = float(np.max(np.abs(y - exact) / exact) / epsilon)
-        found[dtype] = round(error, 3) if math.isfinite(error) else math.inf
+        found[dtype] = _rounded(error)
     return found
 
 
