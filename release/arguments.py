@@ -64,6 +64,7 @@ def release() -> argparse.ArgumentParser:
     parser = _parser("release", "Makes the changelog, the release commit and the tag.")
     parser.add_argument("--version", default="", help="a higher version than the commits ask for, such as 1.0.0")
     parser.add_argument("--push", metavar="REMOTE", help="push the commit and the tag there, both or none")
+    parser.add_argument("--check", metavar="TAG", help="only see whether a tag made by hand can be released")
     return parser
 
 

@@ -38,6 +38,8 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         raise ReleaseError(
             f"{tag} does not follow from the commits, which lead to v{'.'.join(map(str, history.next))} or higher"
         )
+    if remote:
+        expect_default_branch(root, remote)
     here = set(git(root, "tag", "--list").split())
     there = tags_of(root, remote) if remote else {}
     if tag in here or tag in there:
@@ -66,6 +68,25 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     return tag
 
 
+def expect_default_branch(root: Path, remote: str) -> None:
+    """The branch that is checked out is the one that the remote's users get; an empty remote has none yet."""
+    here = git(root, "rev-parse", "--abbrev-ref", "HEAD").strip()
+    there = re.match(r"ref: refs/heads/(\S+)\s", git(root, "ls-remote", "--symref", remote, "HEAD"))
+    if there and here != there[1]:
+        got = "no branch" if here == "HEAD" else f"the branch {here}"
+        raise ReleaseError(f"releases are made on {remote}'s branch {there[1]}, and {got} is checked out")
+
+
+def check(root: Path, tag: str, branch: str = "origin/main") -> None:
+    """A tag that somebody pushed can be released: version, changelog and branch are as `cut` leaves them."""
+    if (version := read(root).version) != tag.removeprefix("v"):
+        raise ReleaseError(f"{tag} is not the version of this commit, {version}")
+    changelog = root / CHANGELOG
+    notes(changelog.read_text() if changelog.exists() else "", version)
+    if git(root, "rev-list", "--count", f"{branch}..{tag}").strip() != "0":
+        raise ReleaseError(f"{tag} has commits that {branch} has not")
+
+
 def tags_of(root: Path, remote: str) -> dict[str, str]:
     """The tags of a remote, with what they point to."""
     listed = (line.split() for line in git(root, "ls-remote", "--tags", "--refs", remote).splitlines())
@@ -92,6 +113,10 @@ def main() -> None:
     """The command line of `nox -s release`."""
     options = arguments.release().parse_args()
     try:
+        if options.check:
+            check(Path.cwd(), options.check)
+            print(f"{options.check} can be released")
+            return
         tag = cut(Path.cwd(), options.version, options.push)
     except (ReleaseError, VersionError) as error:
         sys.exit(f"release: {error}")

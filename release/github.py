@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from . import ReleaseError, arguments, cut, wheels
 
 
-def gh(*words: str, text: str) -> None:
+def gh(*words: str, text: str = "") -> None:
     """Runs GitHub's command line, which reads GH_TOKEN; `text` goes to its input."""
     try:
         done = subprocess.run(["gh", *words], input=text, text=True, check=False)
@@ -22,6 +23,14 @@ def gh(*words: str, text: str) -> None:
         raise ReleaseError(f"gh {' '.join(words[:2])} failed")
 
 
+def exists(tag: str) -> bool:
+    """Whether GitHub has a release of the tag."""
+    return (
+        shutil.which("gh") is not None
+        and not subprocess.run(["gh", "release", "view", tag], capture_output=True, check=False).returncode
+    )
+
+
 def release(tag: str, folder: Path) -> None:
     """A GitHub release of a tag, with its part of the changelog, the wheels and their digests."""
     wheels.check_sums(folder)
@@ -29,7 +38,11 @@ def release(tag: str, folder: Path) -> None:
         raise ReleaseError(f"{folder} has the wheels of {wheels.one_version(folder)}, not of {tag}")
     text = cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v"))
     files = [str(path) for path in sorted(folder.iterdir())]
-    gh("release", "create", tag, "--verify-tag", "--title", tag, "--notes-file", "-", *files, text=text)
+    if exists(tag):  # by an earlier run, which may have ended in the middle
+        gh("release", "edit", tag, "--notes-file", "-", text=text)
+        gh("release", "upload", tag, "--clobber", *files)
+    else:
+        gh("release", "create", tag, "--verify-tag", "--title", tag, "--notes-file", "-", *files, text=text)
 
 
 def records(content: Any) -> Iterator[dict[str, Any]]:

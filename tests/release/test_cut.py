@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from cuops_build.version import VersionError, git, read
 
-from release import ReleaseError, cut
+from release import ReleaseError, cut, github
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,3 +138,46 @@ def test_nothing_stays_behind_after_an_interrupt(clone, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
+
+
+@pytest.mark.parametrize("where", ["the branch feature", "no branch"])
+def test_releases_are_made_on_the_default_branch_of_the_origin(clone, where):
+    git(clone, "checkout", "--quiet", *(["-b", "feature"] if where != "no branch" else ["--detach"]))
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=f"on origin's branch main, and {where} is checked out"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+
+
+def test_a_tag_that_was_pushed_is_checked_before_it_is_built(clone):
+    tag = cut.cut(clone, "", "origin")
+    cut.check(clone, tag)
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", "fix: more")
+    with pytest.raises(ReleaseError, match=r"v0\.3\.1 is not the version of this commit"):
+        cut.check(clone, tag)
+    git(clone, "tag", "-a", "v0.3.2", "-m", "by hand")
+    with pytest.raises(ReleaseError, match=r"CHANGELOG\.md has no section 0\.3\.2"):
+        cut.check(clone, "v0.3.2")
+    (clone / "CHANGELOG.md").write_text("## 0.3.3 - today\n")
+    git(clone, "commit", "--quiet", "-am", "chore(release): v0.3.3")
+    git(clone, "tag", "-a", "v0.3.3", "-m", "by hand")
+    with pytest.raises(ReleaseError, match=r"v0\.3\.3 has commits that origin/main has not"):
+        cut.check(clone, "v0.3.3")
+
+
+def test_a_release_on_github_is_made_once_and_then_mended(tmp_path, monkeypatch):
+    monkeypatch.setattr(github.wheels, "check_sums", lambda folder: None)
+    monkeypatch.setattr(github.wheels, "one_version", lambda folder: "0.3.1")
+    log, made, command = tmp_path / "log", tmp_path / "made", tmp_path / "bin/gh"
+    for folder in (tmp_path / "bin", tmp_path / "dist"):
+        folder.mkdir()
+    command.write_text(
+        f'#!/bin/sh\necho "$2" >> {log}\ncase $2 in view) test -e {made};; create) touch {made};; esac\n'
+    )
+    command.chmod(0o755)
+    (tmp_path / "CHANGELOG.md").write_text("## 0.3.1 - today\n\n- a fault\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        github.release("v0.3.1", tmp_path / "dist")
+    assert log.read_text().split() == ["view", "create", "view", "edit", "upload"]
