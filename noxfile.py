@@ -205,6 +205,7 @@ def nightly(session: nox.Session) -> None:
     """Where there are new commits: build, try and index the wheels, then the images (-- --mirror URL --images)."""
     options = arguments.nightly().parse_args(session.posargs)
     rows = options.rows or list(wheelhouse.CUDA)
+    wheelhouse.expect_rows(session, rows)
     locked(session, "release")
     step = ("python", "-m", "release.nightly", "--index", str(options.index))
     mirror = ("--mirror", options.mirror) if options.mirror else ()

@@ -27,10 +27,15 @@ def toolchain(session: nox.Session, row: str) -> Path:
     return folder
 
 
-def build(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None = None) -> list[Path]:
-    """Fills `folder` with the core and the backends of `rows`, and with nothing else; returns the wheels."""
+def expect_rows(session: nox.Session, rows: list[str]) -> None:
+    """Ends the session where a row is not in cuda.toml."""
     if unknown := set(rows) - set(CUDA):
         session.error(f"not in cuda.toml: {', '.join(sorted(unknown))}; its rows are {', '.join(CUDA)}")
+
+
+def build(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None = None) -> list[Path]:
+    """Fills `folder` with the core and the backends of `rows`, and with nothing else; returns the wheels."""
+    expect_rows(session, rows)
     session.install("-q", "--require-hashes", "-r", "requirements/build.txt")
     shutil.rmtree(folder, ignore_errors=True)
     command = ("python", "-m", "build", "--no-isolation", "-o", str(folder))

@@ -135,6 +135,8 @@ def tags(version: str, row: str, today: str) -> list[str]:
 
 def check_registry(registry: str) -> None:
     """Raises where the registry does not answer, before anything is built."""
+    if "://" in registry:
+        raise ReleaseError(f"--registry: expected HOST:PORT or HOST/OWNER without a scheme, got {registry}")
     url = f"{'http' if is_loopback(registry) else 'https'}://{registry.split('/')[0]}/v2/"
     try:
         answer = requests.get(url, timeout=30)
@@ -185,6 +187,7 @@ def main() -> None:
             raise ReleaseError("--push needs --registry HOST:PORT")
         if options.push:
             check_registry(options.registry)
+            options.registry = options.registry.lower()  # an owner's capitals are none of an image's name
         engine = Engine(options.engine)
         head = read(Path.cwd()).version
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)

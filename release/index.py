@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import shutil
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def mirror(url: str, root: Path) -> None:
 def _fetch(url: str, root: Path) -> None:
     page = requests.get(f"{url.rstrip('/')}/simple/{JSON_PAGE}", timeout=60)
     if page.status_code == requests.codes.not_found:
+        print(f"{page.url} is not there: the index begins anew", file=sys.stderr)
         return
     page.raise_for_status()
     pages = {}
@@ -120,9 +122,9 @@ def _fetch(url: str, root: Path) -> None:
 
 
 def write(root: Path, pages: dict[str, list[dict[str, Any]]]) -> None:
-    """Writes every page. The JSON of a project is what the next run reads, and is written last."""
+    """Writes every page; the core's, which says what versions there are, after those of the backends that need it."""
     simple = root / "simple"
-    for name, files in pages.items():
+    for name, files in sorted(pages.items(), key=lambda page: page[0] == "cuops"):
         files.sort(key=lambda file: (Version(file["filename"].split("-")[1]), file["filename"]), reverse=True)
         found = sorted({file["filename"].split("-")[1] for file in files}, key=Version)
         _write(simple / name / HTML_PAGE, _html(name, [_anchor(file) for file in files]))

@@ -315,7 +315,14 @@ def test_safetensors_with_metadata_are_read_and_written_over(tmp_path):
     save_file({"a": torch.full((3, 4), 2.0)}, path, metadata={"format": "pt"})
     assert main(["run", "rms_norm", str(path), str(path), "--eps", "0"]) == 0
     assert load_file(path)["a"].eq(1).all()
-    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0  # so that numbers are aligned
+
+
+def test_numbers_in_safetensors_are_aligned(tmp_path):
+    for digits in range(1, 5):  # the header before them grows with the shape
+        np.save(tmp_path / "x.npy", np.ones((10 ** (digits - 1), 4)))
+        path = tmp_path / "y.safetensors"
+        assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(path)]) == 0
+        assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
 def test_noise_is_shared_where_that_is_asked_for(tmp_path):

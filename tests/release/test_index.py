@@ -120,6 +120,23 @@ def test_the_same_wheel_may_come_twice_and_another_under_its_name_may_not(releas
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
+def test_a_version_is_there_once_the_backends_pages_are(release, tmp_path, monkeypatch):
+    root, built, write = tmp_path / "index", release("0.2.0.dev3"), index._write
+
+    def interrupted(path: Path, text: str) -> None:
+        if path.parent.name != "cuops":
+            raise KeyboardInterrupt
+        write(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            add(root, built)
+    assert index.versions(root) == []
+    add(root, built)
+    assert list(map(str, index.versions(root))) == ["0.2.0.dev3"]
+
+
 def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
     root = tmp_path / "index"
     index.mirror(url, tmp_path / "none")
