@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 import requests
-from cuops_build.version import VersionError, git, read
+from cuops_build.version import TAG, VersionError, git, read
+from packaging.version import Version
 
 from . import ReleaseError, arguments, wheels
 
@@ -127,10 +129,12 @@ def is_loopback(remote: str) -> bool:
     return remote.split("/")[0].split(":")[0] in ("localhost", "127.0.0.1")
 
 
-def tags(version: str, row: str, today: str) -> list[str]:
-    """The tags of an image: the one of its version first, then those that move."""
-    moving = [f"nightly-{today}-{row}", f"nightly-{row}"] if "dev" in version else [f"latest-{row}"]
-    return [f"{version}-{row}", *moving]
+def tags(version: str, row: str, today: str, releases: Sequence[str]) -> list[str]:
+    """The tags of an image: the one of its version first, then those that move, never back to an older release."""
+    if "dev" in version:
+        return [f"{version}-{row}", f"nightly-{today}-{row}", f"nightly-{row}"]
+    newer = [tag for tag in releases if TAG.fullmatch(tag) and Version(tag) > Version(version)]
+    return [f"{version}-{row}", *(() if newer else (f"latest-{row}",))]
 
 
 def check_registry(registry: str) -> None:
@@ -193,8 +197,9 @@ def main() -> None:
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
         built = {row: build(engine, options, row, version, version == head) for row in options.cuda}
         # All images are built and tried before the first is pushed, and the tags that move go last.
-        names = [(built[row], tag) for row in built for tag in tags(version, row, today)] if options.push else []
-        for local, tag in sorted(names, key=lambda name: not name[1].startswith(version)):
+        releases = git(Path.cwd(), "tag", "--list").split()
+        names = [(built[row], tag) for row in built for tag in tags(version, row, today, releases)]
+        for local, tag in sorted(names, key=lambda name: not name[1].startswith(version)) if options.push else ():
             remote = f"{options.registry}/{local.split(':')[0]}:{tag}"
             engine.push(local, remote)
             print(f"pushed {remote}")
