@@ -243,3 +243,10 @@ def test_in_place_the_bias_alone_gets_a_gradient():
     x, bias = torch.randn(3, 4), torch.zeros(4, requires_grad=True)
     cuops.rms_norm_(x, torch.ones(4), bias).sum().backward()
     assert bias.grad.tolist() == [3.0] * 4
+
+
+def test_the_sum_alone_passes_gradients_on(device):
+    x, residual = (torch.randn(3, 4, device=device, requires_grad=True) for _ in range(2))
+    cuops.rms_norm(x, residual=residual)[1].sum().backward()
+    assert x.grad.eq(1).all()
+    assert residual.grad.eq(1).all()
