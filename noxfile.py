@@ -209,7 +209,8 @@ def nightly(session: nox.Session) -> None:
     locked(session, "release")
     step = ("python", "-m", "release.nightly", "--index", str(options.index))
     mirror = ("--mirror", options.mirror) if options.mirror else ()
-    if not (session.run(*step, *mirror, "decide", env=TRAIN, silent=True) or "").strip():
+    decided = session.run(*step, "decide", *mirror, "--rows", *rows, env=TRAIN, silent=True, stderr=None)
+    if not str(decided or "").strip():
         session.skip("nothing is new since the last nightly")
     wheelhouse.build(session, rows, DIST, options.machine)
     locked(session, "release")

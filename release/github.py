@@ -59,6 +59,8 @@ def comparison(folder: Path) -> str:
     lines = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not content.keys() >= {"operator", "provenance", "sections"}:
+            raise ReleaseError(f"{path} is no result of a benchmark")
         measured = list(records(content["sections"]))
         names = list(dict.fromkeys(name for record in measured for name in record["results"]))
         facts = content["provenance"]

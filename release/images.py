@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import requests
+from cuops_build import table
 from cuops_build.version import TAG, VersionError, git, read
 from packaging.version import Version
 
@@ -187,6 +188,8 @@ def main() -> None:
     options = arguments.docker().parse_args()
     today = datetime.now(timezone.utc).strftime("%Y%m%d")
     try:
+        if unknown := set(options.cuda) - table.read(Path.cwd() / "cuda.toml").keys():
+            raise ReleaseError(f"--cuda: not in cuda.toml: {', '.join(sorted(unknown))}")
         if options.push and not options.registry:
             raise ReleaseError("--push needs --registry HOST:PORT")
         if options.push:

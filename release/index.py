@@ -78,8 +78,8 @@ def prune(root: Path, keep: int) -> list[str]:
     for name, files in pages.items():
         for file in files:
             if file["filename"].split("-")[1] in gone:
-                (root / "files" / file["filename"]).unlink()
-                (root / "files" / f"{file['filename']}.metadata").unlink()
+                for suffix in ("", ".metadata"):
+                    (root / "files" / f"{file['filename']}{suffix}").unlink(missing_ok=True)
         pages[name] = [file for file in files if file["filename"].split("-")[1] not in gone]
     write(root, pages)
     return sorted(gone, key=Version)

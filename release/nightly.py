@@ -7,8 +7,10 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
+from cuops_build import table
 from cuops_build.version import VersionError, read
 
 from . import ReleaseError, arguments, index, wheels
@@ -17,10 +19,14 @@ KEEP = 14  # nightlies
 CHECK = "import cuops, numpy; assert cuops.rms_norm(numpy.ones((2, 8), 'f')).shape == (2, 8); print(cuops.__version__)"
 
 
-def decide(root: Path, published: Path) -> str | None:
-    """The version to build tonight, or None where the index has this commit's already, or it is a release."""
-    version = read(root).version
-    return version if "dev" in version and version not in map(str, index.versions(published)) else None
+def decide(root: Path, published: Path, rows: Sequence[str]) -> str | None:
+    """The version to build tonight, or None where the index has this commit's rows already, or it is a release."""
+    version, pages = read(root).version, index.projects(published)
+    there = (
+        any(file["filename"].split("-")[1] == version for file in pages.get(name, ()))
+        for name in ("cuops", *(f"cuops-{row}" for row in rows))
+    )
+    return version if "dev" in version and not all(there) else None
 
 
 def try_out(folder: Path, rows: list[str]) -> None:
@@ -51,7 +57,8 @@ def main() -> None:
         if options.step == "decide":
             if options.mirror and not index.projects(options.index):
                 index.mirror(options.mirror, options.index)
-            version = decide(Path.cwd(), options.index)
+            rows = options.rows or list(table.read(Path.cwd() / "cuda.toml"))
+            version = decide(Path.cwd(), options.index, rows)
             if "GITHUB_OUTPUT" in os.environ:
                 with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
                     file.write(f"version={version or ''}\n")

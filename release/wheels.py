@@ -9,7 +9,9 @@ from pathlib import Path
 
 from cuops_build import table
 from packaging.metadata import Metadata
-from packaging.utils import parse_wheel_filename
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from . import ReleaseError
 
@@ -36,13 +38,25 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def named(path: Path) -> tuple[str, Version, frozenset[Tag]]:
+    """The name, version and tags in a wheel's file name."""
+    try:
+        name, version, _, tags = parse_wheel_filename(path.name)
+    except InvalidWheelFilename as error:
+        raise ReleaseError(f"{path}: no wheel has such a name: {error}") from None
+    return name, version, tags
+
+
 def read(path: Path) -> Wheel:
     """A wheel, after a check that its name, metadata and bill of materials go together."""
-    name, version, _, tags = parse_wheel_filename(path.name)
-    with zipfile.ZipFile(path) as archive:
-        info = f"{path.name.split('-')[0]}-{version}.dist-info"
-        raw = archive.read(f"{info}/METADATA")
-        bills = [entry for entry in archive.namelist() if entry.startswith(f"{info}/sboms/")]
+    name, version, tags = named(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            info = f"{path.name.split('-')[0]}-{version}.dist-info"
+            raw = archive.read(f"{info}/METADATA")
+            bills = [entry for entry in archive.namelist() if entry.startswith(f"{info}/sboms/")]
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ReleaseError(f"{path}: not a whole wheel: {error}") from None
     metadata = Metadata.from_email(raw)
     if metadata.version != version or not bills:
         raise ReleaseError(
@@ -55,7 +69,7 @@ def read(path: Path) -> Wheel:
 
 def one_version(folder: Path) -> str:
     """The version of all wheels in a folder."""
-    versions = {str(parse_wheel_filename(path.name)[1]) for path in folder.glob("*.whl")}
+    versions = {str(named(path)[1]) for path in folder.glob("*.whl")}
     if len(versions) != 1:
         raise ReleaseError(
             f"{folder}: expected the wheels of one version, found {', '.join(sorted(versions)) or 'none'}"
@@ -85,7 +99,10 @@ def check_sums(folder: Path) -> None:
     """Raises where a file is not the one that SHA256SUMS was written for."""
     if not (folder / SUMS).exists():
         raise ReleaseError(f"{folder / SUMS} is missing: nox -s wheels writes it")
-    said = {name: digest for digest, name in (line.split() for line in (folder / SUMS).read_text().split("\n") if line)}
+    lines = [line.split() for line in (folder / SUMS).read_text().splitlines() if line]
+    if any(len(words) != 2 for words in lines):
+        raise ReleaseError(f"{folder / SUMS}: expected a digest and a name in each line")
+    said = {name: digest for digest, name in lines}
     found = {path.name: sha256(path) for path in (*folder.glob("*.whl"), *folder.glob("*.tar.gz"))}
     wrong = sorted(name for name in said.keys() | found.keys() if said.get(name) != found.get(name))
     if wrong:

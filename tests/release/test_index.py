@@ -161,14 +161,39 @@ def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
 
 
 def test_a_night_with_nothing_new_builds_nothing(release, tmp_path, monkeypatch):
-    root = tmp_path / "index"
+    root, rows = tmp_path / "index", list(ROWS)
 
-    def decide(version: str) -> str | None:
+    def decide(version: str, rows: list[str] = rows) -> str | None:
         monkeypatch.setattr(nightly, "read", lambda _: type("History", (), {"version": version}))
-        return nightly.decide(tmp_path, root)
+        return nightly.decide(tmp_path, root, rows)
 
     assert decide("0.2.0.dev3") == "0.2.0.dev3"
     add(root, release("0.2.0.dev3"))
     assert decide("0.2.0.dev3") is None
+    assert decide("0.2.0.dev3", [*rows, "cu999"]) == "0.2.0.dev3"
     assert decide("0.2.0.dev4") == "0.2.0.dev4"
     assert decide("0.2.0") is None, "a release is no nightly"
+
+
+def test_files_that_are_gone_already_do_not_stop_retention(release, tmp_path):
+    root = tmp_path / "index"
+    for version in ("0.2.0.dev3", "0.2.0.dev4"):
+        add(root, release(version))
+    (root / "files/cuops-0.2.0.dev3-py3-none-any.whl").unlink()
+    assert index.prune(root, 1) == ["0.2.0.dev3"]
+    assert list(map(str, index.versions(root))) == ["0.2.0.dev4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("foo.whl", b"", "no wheel has such a name"),
+        ("cuops-0.2.0.dev3-py3-none-any.whl", b"half of a file", "not a whole wheel"),
+        ("SHA256SUMS", b"abc a name with blanks\n", "expected a digest and a name in each line"),
+    ],
+)
+def test_what_is_no_wheel_is_named(release, name, content, message):
+    folder = release("0.2.0.dev3")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ReleaseError, match=f"{name}: {message}"):
+        wheels.check_sums(folder) if name == "SHA256SUMS" else wheels.read_set(folder, list(ROWS))

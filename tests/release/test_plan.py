@@ -69,6 +69,9 @@ def test_results_become_a_table(tmp_path):
     assert text.startswith("### rms_norm on A GPU, commit abc")
     with pytest.raises(ReleaseError, match="no results"):
         github.comparison(tmp_path / "none")
+    (tmp_path / "other.json").write_text('{"name": "other"}')
+    with pytest.raises(ReleaseError, match=r"other\.json is no result of a benchmark"):
+        github.comparison(tmp_path)
 
 
 def test_results_of_every_benchmark_become_tables():
