@@ -44,8 +44,8 @@ class CrossEntropyMethod:
             than 1 for sigma keeps it from shrinking before mu has come far.
         sigma_floor, sigma_ceiling, sigma_decay: limits of the refitted sigma, and a factor that it gets before.
         noise, noise_decrease: added to the variance of the elites; what it loses in each step (Szita and Lőrincz).
-        low, high: bounds of x, likewise. Independent samples are drawn from the
-            truncated normal distribution; those of a full covariance or a color are clipped.
+        low, high: bounds of x, likewise. Independent samples are drawn from the truncated normal distribution; those of
+            a full covariance or a color are clipped.
         keep_elites: how many of the best elites are part of the next population, to be evaluated again.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a

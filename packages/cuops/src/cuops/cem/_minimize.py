@@ -124,11 +124,8 @@ def minimize(
     Raises:
         TypeError, ValueError: an argument, or what ``function`` returns, is not as described; the message names it.
     """
-    if "maximize" in options:
-        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
-    return _search(
-        function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options
-    )  # fmt: skip
+    search = steps, callbacks, progress, vectorized, cuda_graph
+    return _search(False, function, mu, sigma, num_samples, *search, options)
 
 
 def maximize(
@@ -145,17 +142,15 @@ def maximize(
     **options: Any,
 ) -> Result:
     """Searches the x of the greatest ``function(x)``; arguments, result and errors are those of `minimize`."""
-    if "maximize" in options:
-        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
-    options["maximize"] = True
-    return _search(
-        function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options
-    )  # fmt: skip
+    search = steps, callbacks, progress, vectorized, cuda_graph
+    return _search(True, function, mu, sigma, num_samples, *search, options)
 
 
-def _search(function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options):  # type: ignore[no-untyped-def]
+def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progress, vectorized, cuda_graph, options):  # type: ignore[no-untyped-def]
     from tqdm import tqdm
 
+    if "maximize" in options:
+        raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
     callbacks = [callbacks] if callable(callbacks) or not isinstance(callbacks, Iterable) else list(callbacks)
     for name, value in (("function", function), *(("callbacks", callback) for callback in callbacks)):
         if not callable(value):
@@ -165,7 +160,7 @@ def _search(function, mu, sigma, num_samples, steps, callbacks, progress, vector
         event_dims = _arguments.integer("event_dims", options.get("event_dims", 1), 1)
         num_samples = max(50, 10 * math.prod(shape[len(shape) - event_dims :]))
     steps = _arguments.integer("steps", steps, 0)
-    method = CrossEntropyMethod(mu, sigma, num_samples, **options)
+    method = CrossEntropyMethod(mu, sigma, num_samples, maximize=maximize, **options)
     history = History(method)
     score = function if vectorized else _one_by_one(function, method)
     if cuda_graph and not (is_tensor(method.mu) and method.mu.is_cuda):
