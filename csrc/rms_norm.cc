@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "host/error.h"
@@ -46,25 +47,30 @@ void expect_rstd(TensorView rstd, TensorView x, std::int64_t rows, DType dtype) 
   expect_device(rstd, "rstd", x.device());
 }
 
-// Arrays on one GPU. y = norm(x), or h = x + residual and y = norm(h); y and h may be x or residual.
+// A weight or bias, of any dtype.
+const void* parameter_of(TensorView t, const char* name, TensorView x, DType* dtype) {
+  expect_vector(t, name, x);
+  *dtype = dtype_of(t, name);
+  return data_of(t);
+}
+
+// Arrays on one GPU. y = norm(x), or h = x + residual and y = norm(h); y and h may be x or residual. One of these two has h's
+// dtype, the other any.
 void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorView x, OptionalTensor residual, OptionalTensor weight,
                   OptionalTensor bias, double eps, double weight_offset) {
   RmsNormFwdParams p = fwd_params(x, eps, weight_offset);
-  const DType dtype = dtype_of(x, "x");
+  const DType x_dtype = dtype_of(x, "x"), dtype = h.has_value() ? dtype_of(*h, "h") : x_dtype;
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   p.y_dtype = dtype_of(y, "y");
   expect_like(y, "y", x, p.y_dtype);
-  if (weight.has_value()) {
-    p.weight_wide = expect_parameter(*weight, "weight", x, dtype);
-    p.weight = data_of(*weight);
-  }
-  if (bias.has_value()) {
-    p.bias_wide = expect_parameter(*bias, "bias", x, dtype);
-    p.bias = data_of(*bias);
-  }
+  if (weight.has_value()) p.weight = parameter_of(*weight, "weight", x, &p.weight_dtype);
+  if (bias.has_value()) p.bias = parameter_of(*bias, "bias", x, &p.bias_dtype);
   if (residual.has_value() != h.has_value()) raise("ValueError", "h: expected together with residual");
   if (residual.has_value()) {
-    expect_like(*residual, "residual", x, dtype);
+    p.residual_dtype = dtype_of(*residual, "residual");
+    if (dtype != promoted(x_dtype, p.residual_dtype) || (dtype != x_dtype && dtype != p.residual_dtype))
+      raise("TypeError", "h: expected the wider of the dtypes of x and residual");
+    expect_like(*residual, "residual", x, p.residual_dtype);
     expect_like(*h, "h", x, dtype);
     p.residual = rows_of(*residual, "residual");
     p.h = rows_of(*h, "h");
@@ -77,6 +83,10 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
   if (p.rows > INT32_MAX) raise("ValueError", "x: expected at most 2147483647 rows, got " + std::to_string(p.rows));
   p.x = rows_of(x, "x");
   p.y = rows_of(y, "y");
+  if (x_dtype != dtype) {
+    std::swap(p.x, p.residual);
+    p.residual_dtype = x_dtype;
+  }
   const int device = x.device().device_id;
   const ContextGuard context(device);
   launch_fwd(p, dtype, device, current_stream(x.device()), can_allocate());
@@ -97,12 +107,12 @@ void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, Optional
   const ContextGuard context(device);
   DeviceMemory weight_memory, bias_memory;
   if (weight.has_value()) {
-    p.weight_wide = expect_parameter(*weight, "weight", x, dtype);
-    p.weight = weight_memory.upload(data_of(*weight), p.n * size_of(dtype_of(*weight, "weight")));
+    const void* const data = parameter_of(*weight, "weight", x, &p.weight_dtype);
+    p.weight = weight_memory.upload(data, p.n * size_of(p.weight_dtype));
   }
   if (bias.has_value()) {
-    p.bias_wide = expect_parameter(*bias, "bias", x, dtype);
-    p.bias = bias_memory.upload(data_of(*bias), p.n * size_of(dtype_of(*bias, "bias")));
+    const void* const data = parameter_of(*bias, "bias", x, &p.bias_dtype);
+    p.bias = bias_memory.upload(data, p.n * size_of(p.bias_dtype));
   }
   const HostRows host_in{static_cast<char*>(in.data), in.stride * size_of(dtype), p.n * size_of(dtype)};
   const HostRows host_out{static_cast<char*>(out.data), out.stride * size_of(p.y_dtype), p.n * size_of(p.y_dtype)};

@@ -32,18 +32,18 @@ struct RmsNormFwdParams {
   const void* weight;
   void* rstd;  // one a row, in the dtype of the sums
   RmsNormScalars<float> float32;
-  DType y_dtype;
-  bool weight_wide, bias_wide;  // they have the dtype of the sums (float32) where x has 16 bits
-  bool overlaps;                // the launch overlaps with the kernel before it
-  long long released_from;      // L2 keeps x longest (rms_norm/passing.cuh), and from this row on not beyond the kernel; or kNoRow
+  DType y_dtype, weight_dtype, bias_dtype;
+  bool overlaps;            // the launch overlaps with the kernel before it
+  long long released_from;  // L2 keeps x longest (rms_norm/passing.cuh), and from this row on not beyond the kernel; or kNoRow
   int chunks, chunk, first_chunk;  // packs that a thread brings to shared memory at a time; the first time it may be fewer
   int parts;                       // of a row, in rms_norm_parts.cu
-  Rows residual, h;                // h = x + residual, where there is a residual
+  Rows residual, h;                // h = x + residual, where there is a residual: x, of the two, is one that has h's dtype
   const void* bias;
   RmsNormScalars<double> float64;
   void* found;  // two values for each part of a row
+  DType residual_dtype;
 };
-static_assert(sizeof(RmsNormFwdParams) == 264, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormFwdParams) == 272, "host and device must agree on the layout");
 
 constexpr int kPartVectors = 4;        // of a thread, in rms_norm_parts.cu
 constexpr int kMostRowsInParts = 128;  // for which rms_norm_bwd_phased.cu has shared memory

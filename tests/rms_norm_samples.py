@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+BACKEND = {"cpu": "aot_eager", "cuda": "inductor"}  # of torch.compile: inductor needs a compiler of the machine's
 
 
 def definition(x, weight=None, bias=None, eps=1e-6, *, residual=None, weight_offset=0.0, dims=1):

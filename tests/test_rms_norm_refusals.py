@@ -117,7 +117,7 @@ def test_bad_arguments_are_refused_by_name(device):
             ("weight", TypeError, lambda: cuops.rms_norm(x, np.ones(4, np.float32))),
             ("weight", ValueError, lambda: cuops.rms_norm(x, torch.ones(4, device="meta"))),
             ("weight", TypeError, lambda: cuops.rms_norm(x, torch.ones(4, device=device, dtype=torch.int32))),
-            ("residual", TypeError, lambda: cuops.rms_norm(x, residual=x.double())),
+            ("residual", TypeError, lambda: cuops.rms_norm(x, residual=x.int())),
         ],
         x,
     )

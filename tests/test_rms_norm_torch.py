@@ -10,11 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, make
+from rms_norm_samples import BACKEND, DTYPES, SHAPES, WIDE, assert_close, definition, make
 from torch._dynamo.testing import CompileCounter
 
 gpu = pytest.mark.gpu
-BACKEND = {"cpu": "aot_eager", "cuda": "inductor"}  # of torch.compile: inductor needs a compiler of the machine's
 
 GRADIENT_SHAPES = [(3, 5), (40, 64), (7, 1000), (33, 1024), (5, 4096), (3, 4097), (2, 8192), (700, 96)]
 

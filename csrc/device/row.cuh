@@ -88,7 +88,23 @@ __device__ Pack<T, kWidth> load_beside(const Division<T, kWidth, kPhased, Index>
   }
 }
 
-// Stores pack `at` of a row of any dtype. Out of line, because it is rare and long.
+// Loads pack `at` of a row of any dtype. Out of line, because it is rare and long.
+template <class Acc, int kWidth>
+__device__ __noinline__ Pack<Acc, kWidth> load_as(DType dtype, const void* data, long long at) {
+  auto load = [&](const auto* from) {
+    using U = typename Pointee<decltype(from)>::type;
+    return convert<Acc>(reinterpret_cast<const Pack<U, kWidth>*>(from)[at]);
+  };
+  switch (dtype) {
+    case kFloat64: return load(static_cast<const double*>(data));
+    case kFloat32: return load(static_cast<const float*>(data));
+    case kFloat16: return load(static_cast<const __half*>(data));
+    case kBFloat16: return load(static_cast<const __nv_bfloat16*>(data));
+  }
+  __builtin_unreachable();
+}
+
+// Stores pack `at` of a row of any dtype, likewise.
 template <class Acc, int kWidth>
 __device__ __noinline__ void store_as(DType dtype, void* data, long long at, Pack<Acc, kWidth> v) {
   auto store = [&](auto* to) {

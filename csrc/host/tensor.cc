@@ -73,15 +73,6 @@ void expect_vector(TensorView t, const char* name, TensorView x) {
   expect_device(t, name, x.device());
 }
 
-bool expect_parameter(TensorView t, const char* name, TensorView x, DType dtype) {
-  expect_vector(t, name, x);
-  const DType got = dtype_of(t, name);
-  if (got != dtype && got != accumulator_of(dtype)) {
-    raise("TypeError", std::string(name) + ": expected the dtype of x or of its sums, got " + name_of(got));
-  }
-  return got != dtype;
-}
-
 void expect_like(TensorView t, const char* name, TensorView x, DType dtype) {
   expect_same_shape(t, name, x, "x");
   expect_device(t, name, x.device());

@@ -21,16 +21,15 @@ const char* name_of(DType dtype);
 // The sums' dtype: float32, and float64 for float64.
 inline DType accumulator_of(DType dtype) { return dtype == kFloat64 ? kFloat64 : kFloat32; }
 
+// The dtype of a sum of two.
+inline DType promoted(DType a, DType b) { return a == b ? a : a == kFloat64 || b == kFloat64 ? kFloat64 : kFloat32; }
+
 void expect_same_shape(TensorView t, const char* name, TensorView as, const char* as_name);
 void expect_like(TensorView t, const char* name, TensorView x, DType dtype);  // x's shape and device, and this dtype
 void expect_device(TensorView t, const char* name, DLDevice device);
 void expect_at_least_1d(TensorView t, const char* name);
 void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows,
                    std::int64_t columns);  // contiguous
-
-// A weight or bias: contiguous, of the size of x's last dimension, in `dtype` or that of its sums. Returns whether it is the
-// latter, and they differ.
-bool expect_parameter(TensorView t, const char* name, TensorView x, DType dtype);
 
 // Contiguous, of the size of the last dimension of x, on its device.
 void expect_vector(TensorView t, const char* name, TensorView x);

@@ -150,12 +150,13 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * scale * (wide.at[j] * scale);
   };
-  const Packed* const residual = start_of(p.residual);
+  const void* const residual = static_cast<const char*>(p.residual.data) + offset_of(p.residual, row) * size_of(p.residual_dtype);
   Packed* const h = start_of(p.h);
   chunks.template for_each<kUnroll>([&](Index at, Packed& v) {
     if (p.residual.data) {
       auto wide = convert<Acc>(v);
-      const auto other = convert<Acc>(residual[at]);
+      const auto other = p.residual_dtype == kDTypeOf<T> ? convert<Acc>(static_cast<const Packed*>(residual)[at])
+                                                         : load_as<Acc, kWidth>(p.residual_dtype, residual, at);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
       h[at] = v = convert<T>(wide);
@@ -186,9 +187,10 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
   const Acc rstd = rstd_of(sum, constants, scale);
   if (p.rstd && first == 0) static_cast<Acc*>(p.rstd)[row] = scale * rstd;
 
-  auto parameter = [&](const void* data, bool wide, Index at) {
-    if (!kSame<T, Acc> && wide) return load_constant(static_cast<const Pack<Acc, kWidth>*>(data) + at);
-    return convert<Acc>(load_constant(static_cast<const Packed*>(data) + at));
+  auto parameter = [&](const void* data, DType dtype, Index at) {
+    if (dtype == kDTypeOf<T>) return convert<Acc>(load_constant(static_cast<const Packed*>(data) + at));
+    if (dtype == kDTypeOf<Acc>) return load_constant(static_cast<const Pack<Acc, kWidth>*>(data) + at);
+    return load_as<Acc, kWidth>(dtype, data, at);
   };
   void* const y = static_cast<char*>(p.y.data) + offset_of(p.y, row) * size_of(p.y_dtype);
   chunks.template for_each<kUnroll>([&](Index at, const Packed& v) {
@@ -196,12 +198,12 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * scale * rstd;
     if (p.weight) {
-      const auto factor = parameter(p.weight, p.weight_wide, at);
+      const auto factor = parameter(p.weight, p.weight_dtype, at);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] *= factor.at[j] + constants.weight_offset;
     }
     if (p.bias) {
-      const auto term = parameter(p.bias, p.bias_wide, at);
+      const auto term = parameter(p.bias, p.bias_dtype, at);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] += term.at[j];
     }

@@ -88,7 +88,10 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
     p.dh = single_stride(*dh, "dh");
   }
   if (weight.has_value()) {
-    p.weight_wide = expect_parameter(*weight, "weight", h, dtype);
+    expect_vector(*weight, "weight", h);
+    const DType got = dtype_of(*weight, "weight");
+    if (got != dtype && got != sums) raise("TypeError", "weight: expected the dtype of h or of its sums");
+    p.weight_wide = got != dtype;
     p.weight = data_of(*weight);
   }
   const int device = h.device().device_id;

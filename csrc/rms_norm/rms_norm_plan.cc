@@ -10,8 +10,9 @@
 namespace cuops {
 namespace {
 
-// Those whose rows stay in registers are in rms_norm.cu, the pair of rms_norm_parts.cu comes after them, and the last three are in
-// rms_norm_any.cu. All but the last two are for the common case, kResidual with a residual.
+// Those whose rows stay in registers are in rms_norm.cu and, those with options, in rms_norm_options.cu; the pair of
+// rms_norm_parts.cu comes after them, and the last three are in rms_norm_any.cu. All but those with options and the last two are
+// for the common case, kResidual with a residual.
 enum Variant {
   kShort,
   kFull,
@@ -22,6 +23,11 @@ enum Variant {
   kStay,
   kPhasedShort,
   kPhased,
+  kShortOptions,
+  kMiddleOptions,
+  kWideOptions,
+  kPhasedShortOptions,
+  kPhasedOptions,
   kSums,
   kParts,
   kLong,
@@ -34,13 +40,31 @@ Kernel& kernel_of(DType dtype, Variant variant) {
   struct Table {
     Kernel* at[4][kVariants];  // for the life of the process
     Table() {
-      constexpr const char* suffixes[] = {"_short",        "_full",   "_residual", "_middle", "_wide", "_late",    "_stay",
-                                          "_phased_short", "_phased", "_sums",     "_parts",  "_long", "_vectors", "_any"};
+      constexpr const char* suffixes[] = {"_short",
+                                          "_full",
+                                          "_residual",
+                                          "_middle",
+                                          "_wide",
+                                          "_late",
+                                          "_stay",
+                                          "_phased_short",
+                                          "_phased",
+                                          "_short_options",
+                                          "_middle_options",
+                                          "_wide_options",
+                                          "_phased_short_options",
+                                          "_phased_options",
+                                          "_sums",
+                                          "_parts",
+                                          "_long",
+                                          "_vectors",
+                                          "_any"};
       for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
         for (int v = 0; v < kVariants; ++v)
-          at[t][v] = new Kernel(v < kSums   ? "rms_norm"
-                                : v < kLong ? "rms_norm_parts"
-                                            : "rms_norm_any",
+          at[t][v] = new Kernel(v < kShortOptions ? "rms_norm"
+                                : v < kSums       ? "rms_norm_options"
+                                : v < kLong       ? "rms_norm_parts"
+                                                  : "rms_norm_any",
                                 std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
     }
   };
@@ -55,7 +79,8 @@ struct Problem {
   bool common;  // a weight of x's dtype and nothing else, with or without a residual
   bool residual;
   bool aligned;  // all arrays can be moved in vectors
-  bool alike;    // x and y start alike, so that unaligned rows can be moved in vectors
+  bool alike;    // rows start alike, so that unaligned ones can be moved in vectors
+  bool usual;    // what has not the dtype of the rows is float32 beside 16 bits or, where all are aligned, 16 bits beside float32
 
   int width() const { return 16 / size_of(dtype); }
   std::int64_t packs() const { return n / width(); }
@@ -73,13 +98,23 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   const int width = problem.width();
   const bool fits = problem.packs() <= INT32_MAX;  // indices of vectors
   problem.residual = p.residual.data != nullptr;
-  problem.common = p.weight != nullptr && !p.weight_wide && p.float64.weight_offset == 0 && p.bias == nullptr &&
+  problem.common = p.weight != nullptr && p.weight_dtype == dtype && p.float64.weight_offset == 0 && p.bias == nullptr &&
                    p.y_dtype == dtype && has_one_stride(p.x) && has_one_stride(p.y) &&
-                   (!problem.residual || (has_one_stride(p.residual) && has_one_stride(p.h)));
-  problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) && vectors_fit(p.residual, width, dtype) &&
-                    vectors_fit(p.h, width, dtype) && vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) &&
-                    aligned16(p.bias);
-  problem.alike = fits && aligned16(p.weight) && start_alike(p.x, p.y, size_of(dtype));
+                   (!problem.residual || (p.residual_dtype == dtype && has_one_stride(p.residual) && has_one_stride(p.h)));
+  problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) &&
+                    vectors_fit(p.residual, width, p.residual_dtype) && vectors_fit(p.h, width, dtype) &&
+                    vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
+  auto is_alike = [&](const Rows& rows, DType of) {
+    return of == dtype && has_one_stride(rows) && start_alike(p.x, rows, size_of(dtype));
+  };
+  problem.alike = fits && aligned16(p.weight) && aligned16(p.bias) && is_alike(p.x, dtype) && is_alike(p.y, p.y_dtype) &&
+                  (!problem.residual || (is_alike(p.residual, p.residual_dtype) && is_alike(p.h, dtype)));
+  auto is_usual = [&](const void* data, DType of) {
+    const bool is_wide = size_of(dtype) == 2 && of == kFloat32, is_narrow = dtype == kFloat32 && size_of(of) == 2;
+    return data == nullptr || of == dtype || is_wide || (is_narrow && problem.aligned);
+  };
+  problem.usual = is_usual(p.weight, p.weight_dtype) && is_usual(p.bias, p.bias_dtype) && is_usual(p.y.data, p.y_dtype) &&
+                  is_usual(p.residual.data, p.residual_dtype);
   return problem;
 }
 
@@ -110,17 +145,37 @@ std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
   return {shape, at_once};
 }
 
+// Of rows in registers, those of calls that are not common.
+std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& problem, const Hardware& hw) {
+  using Found = std::pair<Variant, LaunchShape>;
+  const std::int64_t rows = problem.rows, packs = problem.packs();
+  if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
+  if (problem.aligned) {
+    if (packs <= (problem.is_large() ? 256 : 512)) return Found(kShortOptions, resident_shape(rows, packs, 2, 256));
+    // A few rows have several multiprocessors each.
+    if (hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
+      return Found(kMiddleOptions, resident_shape(rows, packs, 4, 128));
+    if (packs <= 1536) return Found(kMiddleOptions, resident_shape(rows, packs, 4, 384));
+    if (packs <= 2048 * hw.largest_cluster) return Found(kWideOptions, resident_shape(rows, packs, 8, 256));
+  } else if (problem.alike) {
+    const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
+    if (packs <= (few ? 512 : 32))
+      return Found(kPhasedShortOptions, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
+    if (packs <= 2048 * hw.largest_cluster) return Found(kPhasedOptions, resident_shape(rows, packs, 8, 256));
+  }
+  return {};
+}
+
 // The kernels whose rows stay in registers, where one of them is for the problem: what is fastest where, as measured
 // (docs/design/rms_norm.md).
 std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
   using Found = std::pair<Variant, LaunchShape>;
   const std::int64_t rows = problem.rows, packs = problem.packs();
   const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
-  if (!problem.common || !hw.tuned) return {};
-  if (problem.residual) {
-    if (problem.aligned && packs <= 1024 && !is_double) return Found(kResidual, resident_shape(rows, packs, 2, 512));
-    return {};
-  }
+  if (problem.common && problem.residual && problem.aligned && packs <= 1024 && !is_double && hw.tuned)
+    return Found(kResidual, resident_shape(rows, packs, 2, 512));
+  if (!problem.common || problem.residual) return plan_with_options(problem, hw);
+  if (!hw.tuned) return {};
   // Where 2 vectors a thread leave many threads without a second one, 4 in fewer threads ask for more of memory at a time.
   auto leaves_room = [&](std::int64_t full) { return full / 2 < packs && 1.3 * packs <= full; };
   const bool leave_room = rows * problem.n > 1 << 21 && (leaves_room(32) || leaves_room(64) || leaves_room(128));
@@ -218,7 +273,8 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, b
   const auto in_registers = plan_in_registers(problem, hw, device);
   auto [variant, shape] = in_registers ? *in_registers : plan_in_shared_memory(problem, hw, p);
   // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.
-  const bool keeps = variant != kPhasedShort || problem.rows * problem.n * size_of(dtype) > 96 << 20;
+  const bool keeps = has_one_stride(p->x) && (!problem.residual || has_one_stride(p->residual)) &&
+                     (variant != kPhasedShort || problem.rows * problem.n * size_of(dtype) > 96 << 20);
   p->released_from = keeps ? released_from(problem.rows, problem.n * size_of(dtype), hw) : kNoRow;
   // The start of a launch counts in short kernels; where blocks are many or small, asking costs them more than it gains.
   const bool few_blocks = shape.blocks <= 8192 && shape.block_x * shape.block_y >= 128;

@@ -56,6 +56,11 @@ def accumulator(dtype_name: str) -> str:
     return "float64" if dtype_name == "float64" else "float32"
 
 
+def promoted(*dtype_names: str) -> str:
+    """The dtype of a sum, as PyTorch has it."""
+    return dtype_names[0] if len({*dtype_names}) == 1 else accumulator(min(dtype_names, key=DTYPES.index))
+
+
 def plain(name: str, value: Any) -> None:
     """A NumPy array is no matrix, and has no mask."""
     ma = sys.modules.get("numpy.ma")

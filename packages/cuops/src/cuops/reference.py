@@ -44,9 +44,10 @@ def rms_norm_numpy(
     rows = math.prod(leading)
     flat = x.reshape(rows, n)
     added = None if residual is None else residual.reshape(rows, n)
-    h = flat if added is None else np.empty((rows, n), x.dtype)
+    dtype = x.dtype.name if residual is None else _arguments.promoted(x.dtype.name, residual.dtype.name)
+    h = flat if added is None else np.empty((rows, n), dtype)
     y = np.empty((rows, n), out_dtype or x.dtype)
-    rstd = np.empty((rows, 1), np.float64 if x.dtype == np.float64 else np.float32)
+    rstd = np.empty((rows, 1), _arguments.accumulator(dtype))
     factor = None if weight is None else weight.astype(np.float64) + weight_offset
     term = 0.0 if bias is None else bias.astype(np.float64)
     with np.errstate(all="ignore"):  # a GPU warns of nothing
@@ -79,6 +80,13 @@ def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt()), scale
 
 
+def h_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
+    """That of what is normalised."""
+    import torch
+
+    return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+
+
 def rms_norm_torch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -91,7 +99,7 @@ def rms_norm_torch(
     """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual. Differentiable."""
     import torch
 
-    h = x if residual is None else (x.double() + residual.double()).to(x.dtype)
+    h = x if residual is None else (x.double() + residual.double()).to(h_dtype(x, residual))
     rstd, scale = _rstd(h.double(), eps)
     y = h.double() * scale * rstd
     if weight is not None:
@@ -101,7 +109,7 @@ def rms_norm_torch(
     return (
         y.to(out_dtype or x.dtype),
         h,
-        (rstd * scale)[..., 0].to(torch.float64 if x.dtype == torch.float64 else torch.float32),
+        (rstd * scale)[..., 0].to(torch.float64 if h.dtype == torch.float64 else torch.float32),
     )
 
 

@@ -51,7 +51,7 @@ def rms_norm(
         weight: ``(*normalized_shape)``, on x's device, of any of these dtypes; None is all ones.
         bias: like weight; None is all zeros.
         eps: added to the mean of squares; finite and at least 0.
-        residual: of x's shape and dtype.
+        residual: of x's shape, of any of these dtypes.
         weight_offset: added to the weight: 1 for models, like Gemma, that store weight - 1. No effect without a weight.
         normalized_shape: the last dimensions to normalise; by default weight's shape, or the last dimension.
         out_dtype: y's dtype; x's by default.
@@ -61,12 +61,12 @@ def rms_norm(
             memory. `cuops.pinned_empty` makes one that the GPU writes at full speed.
 
     Returns:
-        y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in x's dtype. With return_rstd,
-        rstd of x's leading dimensions comes last, in float32 (float64 for float64).
+        y, of x's shape, in x's kind of array, on x's device; (y, h) with a residual, h in the dtype of a sum of the two
+        (float32 for a float32 residual stream and a bfloat16 x). With return_rstd, rstd of x's leading dimensions comes
+        last, in float32 (float64 for a float64 h).
 
     Raises:
-        TypeError: an argument is of a kind or dtype that is not listed here, or the dtypes of x, residual and out do
-            not go together.
+        TypeError: an argument is of a kind or dtype that is not listed here, or out has another dtype than y.
         ValueError: shapes or devices do not go together, eps is not finite or is negative, or an array on a GPU has
             more than 2147483647 rows.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
@@ -175,8 +175,6 @@ def _check(
         raise TypeError(f"out_dtype: expected float64, float32, float16 or bfloat16, got {out_dtype!r}")
     if residual is not None:
         _arguments.array("residual", residual, x)
-        if residual.dtype != x.dtype:
-            raise TypeError(f"residual: expected x's dtype {x.dtype}, got {residual.dtype}")
         if residual.shape != x.shape:
             raise ValueError(f"residual: expected x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
     shape = None if normalized_shape is None else _arguments.sizes("normalized_shape", normalized_shape)
@@ -247,12 +245,13 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
 
 def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype, with_rstd):  # type: ignore[no-untyped-def]
     dtype = _arguments.dtype_name(x.dtype)
-    wide = _arguments.accumulator(dtype)
-    views = [None if a is None else _dlpack.view(a) for a in (x, residual)]
-    for p in (weight, bias):
-        views.append(None if p is None else _dlpack.view(p if p.dtype == x.dtype else p.astype(wide)))
-    y = _dlpack.empty(x.shape, _arguments.dtype_name(out_dtype or x.dtype), x)
-    h = None if residual is None else _dlpack.empty(x.shape, dtype, x)
-    rstd = _dlpack.empty(x.shape[:-1], wide, x) if with_rstd else None
+    h_dtype = dtype
+    if residual is not None:
+        h_dtype = _arguments.promoted(dtype, other := _arguments.dtype_name(residual.dtype))
+        x = x if h_dtype in (dtype, other) else x.astype(h_dtype)
+    views = [None if a is None else _dlpack.view(a) for a in (x, residual, weight, bias)]
+    y = _dlpack.empty(x.shape, _arguments.dtype_name(out_dtype or dtype), x)
+    h = None if residual is None else _dlpack.empty(x.shape, h_dtype, x)
+    rstd = _dlpack.empty(x.shape[:-1], _arguments.accumulator(h_dtype), x) if with_rstd else None
     _backend.library().rms_norm_fwd(y, h, rstd, *views, eps, weight_offset)
     return tuple(None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))

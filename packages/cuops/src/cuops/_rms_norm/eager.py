@@ -11,11 +11,11 @@ from torch.autograd import forward_ad
 
 from .. import _backend, errors
 from .._transforms import PLAIN, takes_formula
-from .operators import _bwd_cuda, _bwd_plain
+from .operators import _bwd_cuda, _bwd_plain, summands
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
-_empty_like, _tracing_state = torch.empty_like, torch._C._get_tracing_state
+_empty_like, _tracing_state, _promote_types = torch.empty_like, torch._C._get_tracing_state, torch.promote_types
 
 
 @functools.cache
@@ -53,9 +53,15 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
     if residual is None:
         _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
         return y
-    h = _empty_like(x)
+    h = _empty_sum(x, residual)
     _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
     return y, h
+
+
+def _empty_sum(x: Tensor, residual: Tensor) -> Tensor:
+    return (
+        _empty_like(x) if x.dtype == residual.dtype else _empty_like(x, dtype=_promote_types(x.dtype, residual.dtype))
+    )
 
 
 def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
@@ -77,11 +83,12 @@ class _Direct(torch.autograd.Function):
     def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
         y = _empty_like(x)
         ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
+        ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         if residual is None:
             _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
             ctx.save_for_backward(x, weight)
             return y
-        h = _empty_like(x)
+        h = _empty_sum(x, residual)
         _library_fwd()(y, h, None, x, residual, weight, bias, eps, weight_offset)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(h, weight)
@@ -92,9 +99,9 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, dh=None):  # type: ignore[no-untyped-def]
         h, weight = ctx.saved_tensors
-        wants_x, wants_residual, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
+        _, _, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
         if dy is None:
-            return dh if wants_x else None, dh if wants_residual else None, None, None, None, None
+            return *summands(dh, ctx.dtypes, ctx.needs_input_grad), None, None, None, None
         bias_dtype, eps, weight_offset = ctx.constants
         watched = torch.is_grad_enabled() or _is_compiling()
         backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
@@ -103,7 +110,7 @@ class _Direct(torch.autograd.Function):
         sums = wants_weight, bias_dtype if wants_bias else None
         dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
         return (
-            dx if wants_x else None, dx if wants_residual else None,
+            *summands(dx, ctx.dtypes, ctx.needs_input_grad),
             dweight if wants_weight else None, dbias if wants_bias else None, None, None,
         )  # fmt: skip
 

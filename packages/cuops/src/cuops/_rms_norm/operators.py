@@ -39,16 +39,20 @@ def _parameter(p: Tensor | None, x: Tensor) -> Tensor | None:
 def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
     """y, h (empty without a residual) and rstd, not yet written."""
     y = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
-    h = torch.empty_like(x, memory_format=torch.contiguous_format) if residual is not None else x.new_empty(0)
-    return y, h, x.new_empty(x.shape[:-1], dtype=_sums_dtype(x.dtype))
+    dtype = reference.h_dtype(x, residual)
+    h = x.new_empty(0 if residual is None else x.shape, dtype=dtype)
+    return y, h, x.new_empty(x.shape[:-1], dtype=_sums_dtype(dtype))
 
 
 def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
     if x.numel() == 0:
         return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
     y, h, rstd = _empty_fwd(x, residual, out_dtype)
-    arrays = _rows(x), _rows(residual), _parameter(weight, x), _parameter(bias, x)
-    _backend.library().rms_norm_fwd(y, None if residual is None else h, rstd, *arrays, eps, weight_offset)
+    if residual is not None and h.dtype not in (x.dtype, residual.dtype):  # float16 and bfloat16
+        x = x.to(h.dtype)
+    weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
+    h_or_none = None if residual is None else h
+    _backend.library().rms_norm_fwd(y, h_or_none, rstd, _rows(x), _rows(residual), weight, bias, eps, weight_offset)
     return y, h, rstd
 
 
@@ -149,6 +153,7 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     x, residual, weight, bias, ctx.eps, ctx.weight_offset, _ = inputs
     _, h, rstd = output
     ctx.has_residual, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
+    ctx.dtypes = tuple(None if a is None else a.dtype for a in (x, residual))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(h if ctx.has_residual else x, weight, rstd)
     if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
@@ -171,7 +176,14 @@ def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
         through_rstd = (-drstd.double() * rstd.double() ** 3 / h.shape[-1]).unsqueeze(-1) * h
         dx = through_rstd.to(h.dtype) if dx is None else dx + through_rstd.to(h.dtype)
     dweight, dbias = dweight if needs_dweight else None, dbias if needs_dbias else None
-    return dx, dx if ctx.has_residual else None, dweight, dbias, None, None, None
+    return *summands(dx, ctx.dtypes, ctx.needs_input_grad), dweight, dbias, None, None, None
+
+
+def summands(dh, dtypes, wanted):  # type: ignore[no-untyped-def]
+    """The gradients of x and residual, those that are wanted, from that of their sum."""
+    if dh is None:
+        return None, None
+    return dh.to(dtypes[0]) if wanted[0] else None, dh.to(dtypes[1]) if wanted[1] else None
 
 
 def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]

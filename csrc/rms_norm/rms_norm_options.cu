@@ -1,0 +1,273 @@
+// RMSNorm of rows that registers hold, in calls that are not the common case (rms_norm.cu): without a weight, or with one of
+// another dtype, an offset, a bias; y of another dtype; h = x + residual, also of two dtypes; rows of two strides.
+#include "rms_norm.h"
+
+#include "device/overlap.cuh"
+#include "device/reduce.cuh"
+#include "device/row.cuh"
+#include "device/tuned.cuh"
+#include "rms_norm/passing.cuh"
+#include "rms_norm/rstd.cuh"
+
+namespace cuops {
+
+// What lies beside the packs of a row and has T, or the dtype of the sums, or, beside float, 16 bits, as it comes from memory.
+template <class T>
+struct Beside {
+  using Acc = Accumulator<T>;
+  static constexpr int kWidth = kVectorWidth<T>;
+  struct Raw {
+    uint4 words[sizeof(Acc) / sizeof(T)];
+  };
+  const void* data;
+  DType dtype;
+
+  __device__ explicit operator bool() const { return data; }
+
+  // Packs first, first + step, ... of the row, all at the same time.
+  template <bool kPhased, int kCount, class At>
+  __device__ void fetch(Raw (&raw)[kCount], const Division<T, kWidth, kPhased, int>& division, At&& at) const {
+    if (!data) return;
+    if (dtype == kDTypeOf<T>) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const auto v = load_beside(division, static_cast<const T*>(data), at(i));
+        raw[i].words[0] = *reinterpret_cast<const uint4*>(&v);
+      }
+    } else if constexpr (sizeof(T) < sizeof(Acc)) {
+      constexpr int kPart = kVectorWidth<Acc>;  // of which a pack that starts within one needs one more
+      const int bytes = division.head % kPart * static_cast<int>(sizeof(Acc));
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const auto* const from = static_cast<const Vector<Acc>*>(data) + (division.head + at(i) * kWidth) / kPart;
+        Vector<Acc> parts[3] = {load_constant(from), load_constant(from + 1)};
+        if constexpr (kPhased) {
+          parts[2] = bytes > 0 ? load_constant(from + 2) : parts[1];
+          parts[0] = shifted(parts[0], parts[1], bytes);
+          parts[1] = shifted(parts[1], parts[2], bytes);
+        }
+        raw[i] = *reinterpret_cast<const Raw*>(parts);
+      }
+    } else if constexpr (!kPhased) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const uint2 v = __ldg(static_cast<const uint2*>(data) + at(i));
+        raw[i].words[0] = {v.x, v.y, 0, 0};
+      }
+    }
+  }
+
+  __device__ Pack<Acc, kWidth> unpack(const Raw& raw) const {
+    if (dtype == kDTypeOf<T>) return convert<Acc>(*reinterpret_cast<const Vector<T>*>(&raw));
+    if constexpr (sizeof(T) < sizeof(Acc)) {
+      return *reinterpret_cast<const Pack<Acc, kWidth>*>(&raw);
+    } else {
+      return dtype == kFloat16 ? convert<Acc>(*reinterpret_cast<const Pack<__half, kWidth>*>(&raw))
+                               : convert<Acc>(*reinterpret_cast<const Pack<__nv_bfloat16, kWidth>*>(&raw));
+    }
+  }
+
+  __device__ Acc element(long long at) const {
+    return dtype == kDTypeOf<T> ? convert<Acc>(static_cast<const T*>(data)[at]) : static_cast<const Acc*>(data)[at];
+  }
+
+  // Brings a pack to the caches.
+  __device__ void prefetch(long long at) const {
+    if (data) prefetch_constant(static_cast<const char*>(data) + at * size_of(dtype));
+  }
+};
+
+template <class T>
+__device__ void store_beside(void* data, DType dtype, int at, const Pack<Accumulator<T>, kVectorWidth<T>>& v) {
+  constexpr int kWidth = kVectorWidth<T>;
+  auto store_in = [&](auto* to) {
+    using U = typename Pointee<decltype(to)>::type;
+    store_pack(to + static_cast<long long>(at) * kWidth, convert<U>(v));
+  };
+  if (dtype == kDTypeOf<T>) return store_in(static_cast<T*>(data));
+  if constexpr (sizeof(T) == 2) {
+    store_in(static_cast<float*>(data));
+  } else {
+    dtype == kFloat16 ? store_in(static_cast<__half*>(data)) : store_in(static_cast<__nv_bfloat16*>(data));
+  }
+}
+
+// Threads have kResident vectors of a row. They bring parameters for kGroup of them at a time.
+template <class T, int kResident, int kGroup, bool kPhased, bool kClusters>
+__device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
+  using Acc = Accumulator<T>;
+  constexpr int kWidth = kVectorWidth<T>;
+  CUOPS_TEAM_OF(Acc, 1, kClusters, team);
+  if (p.overlaps) wait_for_previous();
+  // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
+  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
+  const bool active = wanted < p.rows;
+  const T* const x = static_cast<const T*>(p.x.data) + offset_of(p.x, row);
+  const Division<T, kWidth, kPhased, int> division(x, p.n);
+  const int first = team.first(), step = team.threads();
+  auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
+  auto exists = [&](int i) { return first + i * step < division.packs; };
+  const Passing passing(p.released_from != kNoRow);
+  const Beside<T> weight{p.weight, p.weight_dtype}, bias{p.bias, p.bias_dtype};
+  using Raw = typename Beside<T>::Raw;
+  const bool has_packs = !kPhased || division.packs > 0;
+
+  Vector<T> held[kResident];
+  if (has_packs) {
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) held[i] = passing.load(reinterpret_cast<const Vector<T>*>(x + division.head) + pack(i));
+  }
+  // Parameters are on their way while the row is summed where there are registers, else as far as the caches.
+  Raw factors[kGroup], terms[kGroup];
+  if (kGroup == kResident && has_packs) {
+    weight.fetch(factors, division, pack);
+    bias.fetch(terms, division, pack);
+  } else if (has_packs && (team.blocks > 1 || p.overlaps)) {
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      weight.prefetch(division.head + pack(i) * kWidth);
+      bias.prefetch(division.head + pack(i) * kWidth);
+    }
+  }
+  // Edges are few, and are read again from here.
+  const T* edges = x;
+  if (p.residual.data) {
+    const void* const residual = static_cast<const char*>(p.residual.data) + offset_of(p.residual, row) * size_of(p.residual_dtype);
+    T* const h = static_cast<T*>(p.h.data) + offset_of(p.h, row);
+    auto add = [&](int i, const Pack<Acc, kWidth>& other) {
+      auto wide = convert<Acc>(held[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
+      held[i] = convert<T>(wide);
+      if (active && exists(i)) store(reinterpret_cast<Vector<T>*>(h + division.head) + pack(i), held[i]);
+    };
+    if (has_packs && p.residual_dtype == kDTypeOf<T>) {
+      const auto* const from = reinterpret_cast<const Vector<T>*>(static_cast<const T*>(residual) + division.head);
+      Vector<T> other[kResident];
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) other[i] = passing.load(from + pack(i));
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) add(i, convert<Acc>(other[i]));
+    } else if (!kPhased) {
+      const Beside<T> narrow{residual, p.residual_dtype};
+      Raw other[kResident];
+      narrow.fetch(other, division, pack);
+#pragma unroll
+      for (int i = 0; i < kResident; ++i) add(i, narrow.unpack(other[i]));
+    }
+    if constexpr (kPhased) {
+#pragma unroll 1
+      for (int e = first; e < division.edges; e += step) {
+        const long long at = division.edge(e);
+        const T v = convert<T>(convert<Acc>(x[at]) + convert<Acc>(static_cast<const T*>(residual)[at]));
+        if (active) h[at] = v;
+      }
+      if (active) edges = h;
+    }
+  }
+
+  auto sum_of_squares = [&](Acc scale) {
+    Acc sum = 0;
+    auto square = [&](Acc v) { return v * scale * (v * scale); };
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      const auto wide = convert<Acc>(held[i]);
+      Acc part = 0;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) part += square(wide.at[j]);
+      sum += has_packs && exists(i) ? part : Acc(0);
+    }
+    if constexpr (kPhased) {
+#pragma unroll 1
+      for (int e = first; e < division.edges; e += step) sum += square(convert<Acc>(edges[division.edge(e)]));
+    }
+    return team.reduce(sum, Sum());
+  };
+  Acc scale = 1, sum = sum_of_squares(scale);
+  const auto& constants = scalars<Acc>(p);
+  const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
+  if (__builtin_expect(team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0)) {  // as in careful_row
+    Acc largest = constants.sqrt_eps;
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      const auto wide = convert<Acc>(held[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) largest = Max()(largest, has_packs ? abs(wide.at[j]) : Acc(0));
+    }
+    if constexpr (kPhased) {
+#pragma unroll 1
+      for (int e = first; e < division.edges; e += step) largest = Max()(largest, abs(convert<Acc>(edges[division.edge(e)])));
+    }
+    largest = team.reduce(largest, Max());
+    scale = isinf(largest) ? Acc(1) : power_of_two_to_one(largest);
+    sum = sum_of_squares(scale);
+  }
+  if (!active) return;
+  const Acc rstd = rstd_of(sum, constants, scale);
+  if (p.rstd && first == 0) static_cast<Acc*>(p.rstd)[row] = scale * rstd;
+
+  const unsigned zero = static_cast<unsigned>(p.parts);  // rows are in one part
+  void* const y = static_cast<char*>(p.y.data) + (offset_of(p.y, row) + division.head) * size_of(p.y_dtype);
+#pragma unroll
+  for (int from = 0; from < kResident; from += kGroup) {
+    if (!has_packs || !exists(from)) break;
+    if (kGroup < kResident) {
+      weight.fetch(factors, division, [&](int i) { return pack(from + i); });
+      bias.fetch(terms, division, [&](int i) { return pack(from + i); });
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (!exists(from + i)) continue;
+      auto wide = convert<Acc>(forgotten(held[from + i], zero));
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * scale * rstd;
+      if (weight) {
+        const auto factor = weight.unpack(factors[i]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) wide.at[j] *= factor.at[j] + constants.weight_offset;
+      }
+      if (bias) {
+        const auto term = bias.unpack(terms[i]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) wide.at[j] += term.at[j];
+      }
+      store_beside<T>(y, p.y_dtype, pack(from + i), wide);
+    }
+  }
+  if constexpr (kPhased) {
+#pragma unroll 1
+    for (int e = first; e < division.edges; e += step) {
+      const long long at = division.edge(e);
+      Acc v = convert<Acc>(edges[at]) * scale * rstd;
+      if (weight) v *= weight.element(at) + constants.weight_offset;
+      if (bias) v += bias.element(at);
+      static_cast<T*>(y)[at - division.head] = convert<T>(v);
+    }
+  }
+  if (row >= p.released_from) {
+    Passing::release<T>(p.x, p.rows, p.n, row, first);
+    if (p.residual.data && p.residual_dtype == kDTypeOf<T>) Passing::release<T>(p.residual, p.rows, p.n, row, first);
+  }
+}
+
+}  // namespace cuops
+
+// Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; vectors a thread, and for
+// how many parameters are there at a time; phased, clusters.
+#if CUOPS_TUNED
+#define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
+    cuops::rms_norm_fwd_options<T, __VA_ARGS__>(p);                                                                           \
+  }
+#define RMS_NORM_FWD_OF(name, T)                                         \
+  RMS_NORM_FWD(name, T, short_options, 256, 4, 2, 2, false, false)       \
+  RMS_NORM_FWD(name, T, middle_options, 384, 2, 4, 2, false, true)       \
+  RMS_NORM_FWD(name, T, wide_options, 256, 2, 8, 2, false, true)         \
+  RMS_NORM_FWD(name, T, phased_short_options, 256, 3, 2, 2, true, false) \
+  RMS_NORM_FWD(name, T, phased_options, 256, 2, 8, 2, true, true)
+RMS_NORM_FWD_OF(f32, float)
+RMS_NORM_FWD_OF(f16, __half)
+RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
+#else  // into a program without kernels, older NVRTC puts the number of its process
+extern "C" __global__ void rms_norm_fwd_options_none() {}
+#endif
