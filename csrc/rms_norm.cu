@@ -12,7 +12,7 @@
 
 namespace cuops {
 
-// The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and nothing else, unless kResidual. A
+// The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and no more, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
 // which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
 // these, and it is read once the row is summed. kFull: a part of a warp has a row, all of which exist, and each thread
@@ -107,15 +107,16 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     auto wide = convert<Acc>(kLate || kResident == 4 ? forgotten(held[i], zero) : held[i]);  // there, registers are what decides
     const auto factor = convert<Acc>(kLate ? load_constant_here(parameter + pack(i) * kWidth) : weight[kLate ? 0 : i]);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * factor.at[j];
+    for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * (factor.at[j] + constants.weight_offset);
     store(reinterpret_cast<Vector<T>*>(y + division.head) + pack(i), convert<T>(wide));
   }
   if constexpr (kPhased) {
-    if (first < division.edges) y[division.edge(first)] = convert<T>(convert<Acc>(edge) * rstd * convert<Acc>(edge_weight));
+    auto edge_of = [&](T v, T factor) { return convert<T>(convert<Acc>(v) * rstd * (convert<Acc>(factor) + constants.weight_offset)); };
+    if (first < division.edges) y[division.edge(first)] = edge_of(edge, edge_weight);
 #pragma unroll 1
     for (int e = first + step; e < division.edges; e += step) {
       const long long at = division.edge(e);
-      y[at] = convert<T>(convert<Acc>(x[at]) * rstd * convert<Acc>(parameter[at]));
+      y[at] = edge_of(x[at], parameter[at]);
     }
   }
   if (row >= p.released_from) {
@@ -185,7 +186,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
       auto v = wide(forgotten(x[i], zero));
       const auto factor = wide(weight[i]);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) v.at[j] *= rstd * factor.at[j];
+      for (int j = 0; j < kWidth; ++j) v.at[j] *= rstd * (factor.at[j] + constants.weight_offset);
       store(reinterpret_cast<Vector<T>*>(y) + first + i * step, convert<T>(v));
     }
     if (row >= p.released_from) Passing::release<T>(p.x, p.rows, p.n, row, first);

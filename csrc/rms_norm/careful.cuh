@@ -32,7 +32,7 @@ __device__ __noinline__ void careful_row(const T* x, T* y, const T* weight, Accu
   if (rstd && team.first() == 0) *rstd = scale * factor;
 #pragma unroll 1
   for (long long i = team.first(); i < n; i += team.threads()) {
-    y[i] = convert<T>(convert<Acc>(x[i]) * scale * factor * convert<Acc>(weight[i]));
+    y[i] = convert<T>(convert<Acc>(x[i]) * scale * factor * (convert<Acc>(weight[i]) + s.weight_offset));
   }
 }
 

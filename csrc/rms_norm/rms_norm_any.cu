@@ -111,14 +111,14 @@ __device__ void rms_norm_fwd_long(const RmsNormFwdParams& p) {
     auto wide = convert<Acc>(v);
     const auto factor = convert<Acc>(load_beside(division, weight, at));
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * factor.at[j];
+    for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * (factor.at[j] + constants.weight_offset);
     reinterpret_cast<Vector<T>*>(y + division.head)[at] = convert<T>(wide);
   });
   if constexpr (kPhased) {
 #pragma unroll 1
     for (int e = first; e < division.edges; e += step) {
       const long long at = division.edge(e);
-      y[at] = convert<T>(convert<Acc>(x[at]) * rstd * convert<Acc>(weight[at]));
+      y[at] = convert<T>(convert<Acc>(x[at]) * rstd * (convert<Acc>(weight[at]) + constants.weight_offset));
     }
   }
 }

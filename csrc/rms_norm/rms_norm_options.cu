@@ -92,8 +92,15 @@ __device__ void store_beside(void* data, DType dtype, int at, const Pack<Accumul
   }
 }
 
+// Which options there may be. Small batches wait for instructions too, and go where these are few.
+enum Options {
+  kAll,
+  kNoWeight,    // and nothing else
+  kWideWeight,  // of the dtype of the sums, and nothing else
+};
+
 // Threads have kResident vectors of a row. They bring parameters for kGroup of them at a time.
-template <class T, int kResident, int kGroup, bool kPhased, bool kClusters>
+template <class T, Options kOptions, int kResident, int kGroup, bool kPhased, bool kClusters>
 __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
@@ -108,7 +115,10 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
   auto exists = [&](int i) { return first + i * step < division.packs; };
   const Passing passing(p.released_from != kNoRow);
-  const Beside<T> weight{p.weight, p.weight_dtype}, bias{p.bias, p.bias_dtype};
+  const Beside<T> weight{kOptions == kNoWeight ? nullptr : p.weight, kOptions == kWideWeight ? kDTypeOf<Acc> : p.weight_dtype};
+  const Beside<T> bias{kOptions == kAll ? p.bias : nullptr, p.bias_dtype};
+  const bool has_residual = kOptions == kAll && p.residual.data;
+  if (kOptions == kWideWeight) __builtin_assume(weight.data != nullptr);
   using Raw = typename Beside<T>::Raw;
   const bool has_packs = !kPhased || division.packs > 0;
 
@@ -131,7 +141,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   }
   // Edges are few, and are read again from here.
   const T* edges = x;
-  if (p.residual.data) {
+  if (has_residual) {
     const void* const residual = static_cast<const char*>(p.residual.data) + offset_of(p.residual, row) * size_of(p.residual_dtype);
     T* const h = static_cast<T*>(p.h.data) + offset_of(p.h, row);
     auto add = [&](int i, const Pack<Acc, kWidth>& other) {
@@ -207,7 +217,8 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   if (p.rstd && first == 0) static_cast<Acc*>(p.rstd)[row] = scale * rstd;
 
   const unsigned zero = static_cast<unsigned>(p.parts);  // rows are in one part
-  void* const y = static_cast<char*>(p.y.data) + (offset_of(p.y, row) + division.head) * size_of(p.y_dtype);
+  const DType y_dtype = kOptions == kAll ? p.y_dtype : kDTypeOf<T>;
+  void* const y = static_cast<char*>(p.y.data) + (offset_of(p.y, row) + division.head) * size_of(y_dtype);
 #pragma unroll
   for (int from = 0; from < kResident; from += kGroup) {
     if (!has_packs || !exists(from)) break;
@@ -231,7 +242,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) wide.at[j] += term.at[j];
       }
-      store_beside<T>(y, p.y_dtype, pack(from + i), wide);
+      store_beside<T>(y, y_dtype, pack(from + i), wide);
     }
   }
   if constexpr (kPhased) {
@@ -246,28 +257,36 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   }
   if (row >= p.released_from) {
     Passing::release<T>(p.x, p.rows, p.n, row, first);
-    if (p.residual.data && p.residual_dtype == kDTypeOf<T>) Passing::release<T>(p.residual, p.rows, p.n, row, first);
+    if (has_residual && p.residual_dtype == kDTypeOf<T>) Passing::release<T>(p.residual, p.rows, p.n, row, first);
   }
 }
 
 }  // namespace cuops
 
-// Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; vectors a thread, and for
-// how many parameters are there at a time; phased, clusters.
+// Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; options; vectors a thread,
+// and for how many parameters are there at a time; phased, clusters.
 #if CUOPS_TUNED
 #define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
-    cuops::rms_norm_fwd_options<T, __VA_ARGS__>(p);                                                                           \
+    cuops::rms_norm_fwd_options<T, cuops::__VA_ARGS__>(p);                                                                    \
   }
-#define RMS_NORM_FWD_OF(name, T)                                         \
-  RMS_NORM_FWD(name, T, short_options, 256, 4, 2, 2, false, false)       \
-  RMS_NORM_FWD(name, T, middle_options, 384, 2, 4, 2, false, true)       \
-  RMS_NORM_FWD(name, T, wide_options, 256, 2, 8, 2, false, true)         \
-  RMS_NORM_FWD(name, T, phased_short_options, 256, 3, 2, 2, true, false) \
-  RMS_NORM_FWD(name, T, phased_options, 256, 2, 8, 2, true, true)
+#define RMS_NORM_FWD_OF(name, T)                                               \
+  RMS_NORM_FWD(name, T, short_options, 256, 3, kAll, 2, 2, false, false)       \
+  RMS_NORM_FWD(name, T, middle_options, 384, 2, kAll, 4, 2, false, true)       \
+  RMS_NORM_FWD(name, T, wide_options, 256, 2, kAll, 8, 2, false, true)         \
+  RMS_NORM_FWD(name, T, phased_short_options, 256, 3, kAll, 2, 2, true, false) \
+  RMS_NORM_FWD(name, T, phased_options, 256, 2, kAll, 8, 2, true, true)        \
+  RMS_NORM_FWD(name, T, short_no_weight, 256, 6, kNoWeight, 2, 2, false, false)
+#define RMS_NORM_FWD_WIDE_WEIGHT(name, T)                                               \
+  RMS_NORM_FWD(name, T, short_wide_weight, 256, 4, kWideWeight, 2, 2, false, false)     \
+  RMS_NORM_FWD(name, T, middle_wide_weight, 384, 2, kWideWeight, 4, 2, false, true)     \
+  RMS_NORM_FWD(name, T, wide_wide_weight, 256, 2, kWideWeight, 8, 4, false, true)       \
+  RMS_NORM_FWD(name, T, phased_wide_weight, 256, 2, kWideWeight, 8, 4, true, true)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
+RMS_NORM_FWD_WIDE_WEIGHT(f16, __half)
+RMS_NORM_FWD_WIDE_WEIGHT(bf16, __nv_bfloat16)
 #else  // into a program without kernels, older NVRTC puts the number of its process
 extern "C" __global__ void rms_norm_fwd_options_none() {}
 #endif

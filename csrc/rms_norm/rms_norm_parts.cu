@@ -83,7 +83,7 @@ __device__ void rms_norm_fwd_parts(const RmsNormFwdParams& p) {
   wait_for_previous();
   float found[3];
   combine_parts<1>(p, static_cast<const float*>(p.found) + 2 * row * p.parts, 32, found);
-  const float scale = found[0], rstd = found[1];
+  const float scale = found[0], rstd = found[1], offset = p.float32.weight_offset;
   if (p.rstd && part.first == 0) static_cast<float*>(p.rstd)[row] = scale * rstd;
 #pragma unroll
   for (int k = 0; k < kPartVectors; ++k) {
@@ -91,10 +91,12 @@ __device__ void rms_norm_fwd_parts(const RmsNormFwdParams& p) {
     auto wide = convert<float>(x_of[k].pack());
     const auto factor = part.parameter(low, high, k);
 #pragma unroll
-    for (int j = 0; j < part.kWidth; ++j) wide.at[j] = wide.at[j] * scale * (rstd * factor.at[j]);
+    for (int j = 0; j < part.kWidth; ++j) wide.at[j] = wide.at[j] * scale * (rstd * (factor.at[j] + offset));
     store(reinterpret_cast<Vector<T>*>(y + part.division.head) + part.pack(k), convert<T>(wide));
   }
-  part.for_each_edge([&](long long i) { y[i] = convert<T>(convert<float>(x[i]) * scale * (rstd * convert<float>(weight[i]))); });
+  part.for_each_edge([&](long long i) {
+    y[i] = convert<T>(convert<float>(x[i]) * scale * (rstd * (convert<float>(weight[i]) + offset)));
+  });
 }
 
 template <class T>

@@ -28,6 +28,11 @@ enum Variant {
   kWideOptions,
   kPhasedShortOptions,
   kPhasedOptions,
+  kShortNoWeight,
+  kShortWideWeight,
+  kMiddleWideWeight,
+  kWideWideWeight,
+  kPhasedWideWeight,
   kSums,
   kParts,
   kLong,
@@ -54,6 +59,11 @@ Kernel& kernel_of(DType dtype, Variant variant) {
                                           "_wide_options",
                                           "_phased_short_options",
                                           "_phased_options",
+                                          "_short_no_weight",
+                                          "_short_wide_weight",
+                                          "_middle_wide_weight",
+                                          "_wide_wide_weight",
+                                          "_phased_wide_weight",
                                           "_sums",
                                           "_parts",
                                           "_long",
@@ -76,8 +86,9 @@ Kernel& kernel_of(DType dtype, Variant variant) {
 struct Problem {
   std::int64_t rows, n;
   DType dtype;
-  bool common;  // a weight of x's dtype and nothing else, with or without a residual
+  bool common;  // a weight of x's dtype, rows of one stride and one dtype, and no bias, with or without a residual
   bool residual;
+  bool no_weight, wide_weight;  // or common but for the weight, of which there is none, or one of float32 beside 16 bits
   bool aligned;  // all arrays can be moved in vectors
   bool alike;    // rows start alike, so that unaligned ones can be moved in vectors
   bool usual;    // what has not the dtype of the rows is float32 beside 16 bits or, where all are aligned, 16 bits beside float32
@@ -98,9 +109,11 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   const int width = problem.width();
   const bool fits = problem.packs() <= INT32_MAX;  // indices of vectors
   problem.residual = p.residual.data != nullptr;
-  problem.common = p.weight != nullptr && p.weight_dtype == dtype && p.float64.weight_offset == 0 && p.bias == nullptr &&
-                   p.y_dtype == dtype && has_one_stride(p.x) && has_one_stride(p.y) &&
-                   (!problem.residual || (p.residual_dtype == dtype && has_one_stride(p.residual) && has_one_stride(p.h)));
+  const bool plain = p.bias == nullptr && p.y_dtype == dtype && has_one_stride(p.x) && has_one_stride(p.y) &&
+                     (!problem.residual || (p.residual_dtype == dtype && has_one_stride(p.residual) && has_one_stride(p.h)));
+  problem.common = plain && p.weight != nullptr && p.weight_dtype == dtype;
+  problem.no_weight = plain && p.weight == nullptr && !problem.residual;
+  problem.wide_weight = plain && p.weight != nullptr && p.weight_dtype == kFloat32 && size_of(dtype) == 2 && !problem.residual;
   problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) &&
                     vectors_fit(p.residual, width, p.residual_dtype) && vectors_fit(p.h, width, dtype) &&
                     vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
@@ -150,18 +163,25 @@ std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& 
   using Found = std::pair<Variant, LaunchShape>;
   const std::int64_t rows = problem.rows, packs = problem.packs();
   if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
+  auto variant = [&](Variant all, Variant with_wide_weight) { return problem.wide_weight ? with_wide_weight : all; };
   if (problem.aligned) {
-    if (packs <= (problem.is_large() ? 256 : 512)) return Found(kShortOptions, resident_shape(rows, packs, 2, 256));
+    const std::int64_t most = !problem.is_large() ? 512 : problem.no_weight ? 256 : 64;
+    if (packs <= most) {
+      const Variant found = problem.no_weight ? kShortNoWeight : variant(kShortOptions, kShortWideWeight);
+      return Found(found, resident_shape(rows, packs, 2, 256));
+    }
     // A few rows have several multiprocessors each.
-    if (hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
-      return Found(kMiddleOptions, resident_shape(rows, packs, 4, 128));
-    if (packs <= 1536) return Found(kMiddleOptions, resident_shape(rows, packs, 4, 384));
-    if (packs <= 2048 * hw.largest_cluster) return Found(kWideOptions, resident_shape(rows, packs, 8, 256));
+    const bool few = hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096;
+    if (few || packs <= 1536)
+      return Found(variant(kMiddleOptions, kMiddleWideWeight), resident_shape(rows, packs, 4, few ? 128 : 384));
+    if (packs <= 2048 * hw.largest_cluster)
+      return Found(variant(kWideOptions, kWideWideWeight), resident_shape(rows, packs, 8, 256));
   } else if (problem.alike) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     if (packs <= (few ? 512 : 32))
       return Found(kPhasedShortOptions, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
-    if (packs <= 2048 * hw.largest_cluster) return Found(kPhasedOptions, resident_shape(rows, packs, 8, 256));
+    if (packs <= 2048 * hw.largest_cluster)
+      return Found(variant(kPhasedOptions, kPhasedWideWeight), resident_shape(rows, packs, 8, 256));
   }
   return {};
 }
