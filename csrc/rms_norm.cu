@@ -111,7 +111,9 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     store(reinterpret_cast<Vector<T>*>(y + division.head) + pack(i), convert<T>(wide));
   }
   if constexpr (kPhased) {
-    auto edge_of = [&](T v, T factor) { return convert<T>(convert<Acc>(v) * rstd * (convert<Acc>(factor) + constants.weight_offset)); };
+    auto edge_of = [&](T v, T factor) {
+      return convert<T>(convert<Acc>(v) * rstd * (convert<Acc>(factor) + constants.weight_offset));
+    };
     if (first < division.edges) y[division.edge(first)] = edge_of(edge, edge_weight);
 #pragma unroll 1
     for (int e = first + step; e < division.edges; e += step) {

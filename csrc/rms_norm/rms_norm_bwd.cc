@@ -23,7 +23,7 @@ Rows single_stride(TensorView t, const char* name) {
 
 // What the choice of a kernel depends on. The results are contiguous.
 RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, double weight_offset,
-                             bool bias) {
+                             bool dweight, bool dbias) {
   expect_at_least_1d(h, "h");
   RmsNormBwdProblem problem{};
   problem.n = h.size(h.ndim() - 1);
@@ -41,21 +41,23 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   }
   problem.vector_weight = !weight.has_value() || aligned16(data_of(*weight));
   problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
-  problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !bias &&
+  problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !dbias &&
                    problem.dtype != kFloat64;
+  problem.weighted = weight.has_value();
+  problem.dx_alone = !dweight && !dbias;
   return problem;
 }
 
-std::int64_t scratch_of(const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, bool weight, bool bias) {
+std::int64_t scratch_of(const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, bool dweight, bool dbias) {
   const std::int64_t partial = plan.finds_results ? 0 : plan.partial_rows * ((problem.n + 3) / 4 * 4);
-  return partial * (weight + bias) + 3 * problem.rows * plan.parts;
+  return partial * (dweight + dbias) + 3 * problem.rows * plan.parts;
 }
 
 // How many elements of scratch the gradient needs, in the dtype of the sums.
-int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool bias,
+int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool dweight, bool dbias,
                              double weight_offset) {
-  const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, bias);
-  return scratch_of(plan_rms_norm_bwd(problem, h.device().device_id), problem, weight.has_value(), bias);
+  const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dweight, dbias);
+  return scratch_of(plan_rms_norm_bwd(problem, h.device().device_id), problem, dweight, dbias);
 }
 
 void sum_rows(void* sum, DType dtype, void* partial, const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, int device,
@@ -69,7 +71,7 @@ void sum_rows(void* sum, DType dtype, void* partial, const RmsNormBwdPlan& plan,
 // rms_norm_bwd_scratch says. There is at least one row.
 void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, TensorView scratch, TensorView dy, OptionalTensor dh,
                   TensorView h, OptionalTensor weight, double eps, double weight_offset) {
-  const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dbias.has_value());
+  const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dweight.has_value(), dbias.has_value());
   const DType dtype = problem.dtype, sums = accumulator_of(dtype);
   if (h.device().device_type != kDLCUDA) raise("ValueError", "h: expected an array on a CUDA device");
   RmsNormBwdParams p{};
@@ -96,7 +98,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   }
   const int device = h.device().device_id;
   const RmsNormBwdPlan plan = plan_rms_norm_bwd(problem, device);
-  const std::int64_t needed = scratch_of(plan, problem, weight.has_value(), dbias.has_value());
+  const std::int64_t needed = scratch_of(plan, problem, dweight.has_value(), dbias.has_value());
   if (dtype_of(scratch, "scratch") != sums || !scratch.is_contiguous() || scratch.numel() < needed) {
     raise("ValueError", "scratch: expected a contiguous array of " + std::to_string(needed) + " elements in the dtype of the sums");
   }

@@ -20,6 +20,7 @@ constexpr std::int64_t kShort = 64;                                   // element
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
+constexpr std::int64_t kDxVectors = 4;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
 int width_of(DType dtype) { return 16 / size_of(dtype); }
@@ -213,6 +214,20 @@ std::optional<Plan> plan_general(const Problem& p, std::int64_t vectors, unsigne
   return Plan{kGeneral, shape, teams};
 }
 
+// A row a team, as in the forward. Blocks that stay read a weight once, which pays for long rows.
+std::optional<Plan> plan_dx(const Problem& p, const Hardware& hw) {
+  const bool phased = p.starts != kAligned;
+  const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
+  if (p.weighted && (phased ? p.common : packs > 1536)) return {};
+  if (p.starts == kAnywhere || !p.vector_weight || packs > 512 * most || p.rows >= 1 << 30) return {};
+  const bool is_short = !phased && packs <= (p.rows * p.n > 1 << 22 ? 64 : 512);
+  LaunchShape shape = is_short
+                          ? resident_shape(p.rows, packs, 2, 256)
+                          : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, packs > 256 * most ? 512 : 256);
+  shape.overlaps = true;
+  return Plan{is_short ? kDxShort : phased ? kDxPhased : kDx, shape, 0, false, kept_until(p, hw)};
+}
+
 // One row that L2 holds, in parts on all multiprocessors.
 Plan plan_parts(const Problem& p, std::int64_t vectors, const Hardware& hw) {
   const std::int64_t share = (vectors + hw.multiprocessors - 1) / hw.multiprocessors;
@@ -314,6 +329,9 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
                                           "_at_once",
                                           "_at_once_phased",
                                           "_general",
+                                          "_dx_short",
+                                          "_dx",
+                                          "_dx_phased",
                                           "_rows_any",
                                           "_rows_vectors",
                                           "_rows_phased",
@@ -327,7 +345,8 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
           at[t][k] = new Kernel(k <= kRowAny                              ? "rms_norm_bwd_row"
                                 : k < kAtOnce                             ? "rms_norm_bwd_held"
                                 : k < kGeneral                            ? "rms_norm_bwd_at_once"
-                                : k < kRowsAny                            ? "rms_norm_bwd"
+                                : k < kDxShort                            ? "rms_norm_bwd"
+                                : k < kRowsAny                            ? "rms_norm_bwd_dx"
                                 : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
                                 : k == kSums || k == kParts               ? "rms_norm_parts"
                                                                           : "rms_norm_bwd_any",
@@ -350,6 +369,9 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
     if (p.starts != kAnywhere && vectors <= most) return plan_row(kRow, vectors, halves);
     if (p.starts != kAnywhere && p.vector_weight && vectors > kLeastInParts && p.n <= kMostInParts)
       return plan_parts(p, vectors, hw);
+  }
+  if (p.dx_alone) {
+    if (const auto found = plan_dx(p, hw)) return *found;
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) return plan_at_once(p);

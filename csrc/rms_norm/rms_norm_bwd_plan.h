@@ -10,9 +10,9 @@ namespace cuops {
 
 // Of the common case, several rows a block (two kernels, by length, and one whose blocks are a cluster that has all rows) or
 // several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at once
-// (rms_norm_bwd_at_once.cu); of all other aligned rows; and those for any rows on any GPU, which work in pairs
-// (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or
-// elements.
+// (rms_norm_bwd_at_once.cu); of all other aligned rows; of h alone (rms_norm_bwd_dx.cu); and those for any rows on any GPU, which
+// work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row, rms_norm_bwd_row.cu, by
+// vectors or elements.
 enum RmsNormBwdKernel {
   kRow,
   kRowAny,
@@ -26,6 +26,9 @@ enum RmsNormBwdKernel {
   kAtOnce,
   kAtOncePhased,
   kGeneral,
+  kDxShort,
+  kDx,
+  kDxPhased,
   kRowsAny,
   kRowsVectors,
   kRowsPhased,
@@ -48,6 +51,8 @@ struct RmsNormBwdProblem {
   RowStarts starts;
   bool vector_weight;  // starts at a multiple of 16 bytes
   bool common;         // a weight of h's dtype, without offset, and no bias
+  bool weighted;       // there is a weight
+  bool dx_alone;       // nobody wants the sums over rows
 };
 
 // Blocks stay until all rows are done.

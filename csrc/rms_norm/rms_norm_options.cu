@@ -6,76 +6,11 @@
 #include "device/reduce.cuh"
 #include "device/row.cuh"
 #include "device/tuned.cuh"
+#include "rms_norm/beside.cuh"
 #include "rms_norm/passing.cuh"
 #include "rms_norm/rstd.cuh"
 
 namespace cuops {
-
-// What lies beside the packs of a row and has T, or the dtype of the sums, or, beside float, 16 bits, as it comes from memory.
-template <class T>
-struct Beside {
-  using Acc = Accumulator<T>;
-  static constexpr int kWidth = kVectorWidth<T>;
-  struct Raw {
-    uint4 words[sizeof(Acc) / sizeof(T)];
-  };
-  const void* data;
-  DType dtype;
-
-  __device__ explicit operator bool() const { return data; }
-
-  // Packs first, first + step, ... of the row, all at the same time.
-  template <bool kPhased, int kCount, class At>
-  __device__ void fetch(Raw (&raw)[kCount], const Division<T, kWidth, kPhased, int>& division, At&& at) const {
-    if (!data) return;
-    if (dtype == kDTypeOf<T>) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const auto v = load_beside(division, static_cast<const T*>(data), at(i));
-        raw[i].words[0] = *reinterpret_cast<const uint4*>(&v);
-      }
-    } else if constexpr (sizeof(T) < sizeof(Acc)) {
-      constexpr int kPart = kVectorWidth<Acc>;  // of which a pack that starts within one needs one more
-      const int bytes = division.head % kPart * static_cast<int>(sizeof(Acc));
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const auto* const from = static_cast<const Vector<Acc>*>(data) + (division.head + at(i) * kWidth) / kPart;
-        Vector<Acc> parts[3] = {load_constant(from), load_constant(from + 1)};
-        if constexpr (kPhased) {
-          parts[2] = bytes > 0 ? load_constant(from + 2) : parts[1];
-          parts[0] = shifted(parts[0], parts[1], bytes);
-          parts[1] = shifted(parts[1], parts[2], bytes);
-        }
-        raw[i] = *reinterpret_cast<const Raw*>(parts);
-      }
-    } else if constexpr (!kPhased) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const uint2 v = __ldg(static_cast<const uint2*>(data) + at(i));
-        raw[i].words[0] = {v.x, v.y, 0, 0};
-      }
-    }
-  }
-
-  __device__ Pack<Acc, kWidth> unpack(const Raw& raw) const {
-    if (dtype == kDTypeOf<T>) return convert<Acc>(*reinterpret_cast<const Vector<T>*>(&raw));
-    if constexpr (sizeof(T) < sizeof(Acc)) {
-      return *reinterpret_cast<const Pack<Acc, kWidth>*>(&raw);
-    } else {
-      return dtype == kFloat16 ? convert<Acc>(*reinterpret_cast<const Pack<__half, kWidth>*>(&raw))
-                               : convert<Acc>(*reinterpret_cast<const Pack<__nv_bfloat16, kWidth>*>(&raw));
-    }
-  }
-
-  __device__ Acc element(long long at) const {
-    return dtype == kDTypeOf<T> ? convert<Acc>(static_cast<const T*>(data)[at]) : static_cast<const Acc*>(data)[at];
-  }
-
-  // Brings a pack to the caches.
-  __device__ void prefetch(long long at) const {
-    if (data) prefetch_constant(static_cast<const char*>(data) + at * size_of(dtype));
-  }
-};
 
 template <class T>
 __device__ void store_beside(void* data, DType dtype, int at, const Pack<Accumulator<T>, kVectorWidth<T>>& v) {
@@ -277,10 +212,10 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   RMS_NORM_FWD(name, T, phased_short_options, 256, 3, kAll, 2, 2, true, false) \
   RMS_NORM_FWD(name, T, phased_options, 256, 2, kAll, 8, 2, true, true)        \
   RMS_NORM_FWD(name, T, short_no_weight, 256, 6, kNoWeight, 2, 2, false, false)
-#define RMS_NORM_FWD_WIDE_WEIGHT(name, T)                                               \
-  RMS_NORM_FWD(name, T, short_wide_weight, 256, 4, kWideWeight, 2, 2, false, false)     \
-  RMS_NORM_FWD(name, T, middle_wide_weight, 384, 2, kWideWeight, 4, 2, false, true)     \
-  RMS_NORM_FWD(name, T, wide_wide_weight, 256, 2, kWideWeight, 8, 4, false, true)       \
+#define RMS_NORM_FWD_WIDE_WEIGHT(name, T)                                           \
+  RMS_NORM_FWD(name, T, short_wide_weight, 256, 4, kWideWeight, 2, 2, false, false) \
+  RMS_NORM_FWD(name, T, middle_wide_weight, 384, 2, kWideWeight, 4, 2, false, true) \
+  RMS_NORM_FWD(name, T, wide_wide_weight, 256, 2, kWideWeight, 8, 4, false, true)   \
   RMS_NORM_FWD(name, T, phased_wide_weight, 256, 2, kWideWeight, 8, 4, true, true)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)

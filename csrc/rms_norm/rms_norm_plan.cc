@@ -89,9 +89,9 @@ struct Problem {
   bool common;  // a weight of x's dtype, rows of one stride and one dtype, and no bias, with or without a residual
   bool residual;
   bool no_weight, wide_weight;  // or common but for the weight, of which there is none, or one of float32 beside 16 bits
-  bool aligned;  // all arrays can be moved in vectors
-  bool alike;    // rows start alike, so that unaligned ones can be moved in vectors
-  bool usual;    // what has not the dtype of the rows is float32 beside 16 bits or, where all are aligned, 16 bits beside float32
+  bool aligned;                 // all arrays can be moved in vectors
+  bool alike;                   // rows start alike, so that unaligned ones can be moved in vectors
+  bool usual;  // what has not the dtype of the rows is float32 beside 16 bits or, where all are aligned, 16 bits beside float32
 
   int width() const { return 16 / size_of(dtype); }
   std::int64_t packs() const { return n / width(); }
@@ -134,18 +134,6 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
 unsigned power_of_two_from(std::int64_t least, unsigned from) {
   while (from < least) from *= 2;
   return from;
-}
-
-// The shape for rows of `packs`, each thread having up to `resident` of them, in blocks of up to `most` threads.
-LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most) {
-  const unsigned blocks = static_cast<unsigned>(rows);
-  if (packs <= 32 * resident) {  // parts of warps
-    const unsigned lanes = power_of_two_from((packs + resident - 1) / resident, 1);
-    const unsigned side_by_side = 128 / lanes;
-    return {(blocks + side_by_side - 1) / side_by_side, lanes, side_by_side};
-  }
-  const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
-  return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
 }
 
 // For wide rows, 8 vectors a thread: clusters that stay until all rows are done, and how many the GPU runs at once. That may be
@@ -275,6 +263,17 @@ std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, co
 }
 
 }  // namespace
+
+LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most) {
+  const unsigned blocks = static_cast<unsigned>(rows);
+  if (packs <= 32 * resident) {  // parts of warps
+    const unsigned lanes = power_of_two_from((packs + resident - 1) / resident, 1);
+    const unsigned side_by_side = 128 / lanes;
+    return {(blocks + side_by_side - 1) / side_by_side, lanes, side_by_side};
+  }
+  const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
+  return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
+}
 
 long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardware& hw) {
   const std::int64_t l2 = (hw.capability >= 100 ? 128 : 48) << 20;

@@ -16,6 +16,9 @@ struct RmsNormFwdPlan {
 // whether there is memory for p->found.
 RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, bool may_allocate);
 
+// For rows of `packs`, each thread having up to `resident` of them, in blocks of up to `most` threads.
+LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most);
+
 // The row from which on L2 is not to keep what it keeps longest (passing.cuh) beyond the kernel: what comes before, later
 // rows have pushed out by then. kNoRow where all of it would have to be given back: nothing is kept then.
 long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardware& hw);

@@ -105,7 +105,7 @@ def _bwd_cuda(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):
     dx, dweight, dbias = _empty_bwd(h, parameter, needs_dweight, bias_dtype)
     with_bias = bias_dtype is not None
     scratch = h.new_empty(
-        lib.rms_norm_bwd_scratch(*arrays, with_bias, weight_offset), dtype=_sums_dtype(h.dtype)
+        lib.rms_norm_bwd_scratch(*arrays, needs_dweight, with_bias, weight_offset), dtype=_sums_dtype(h.dtype)
     )  # fmt: skip
     sums = dweight if needs_dweight else None, dbias if with_bias else None
     lib.rms_norm_bwd(dx, *sums, scratch, *arrays, eps, weight_offset)

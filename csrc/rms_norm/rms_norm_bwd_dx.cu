@@ -1,0 +1,173 @@
+// The gradient of RMSNorm for h alone, where nobody wants those of weight and bias, or they are not there: rows that registers
+// hold, of which each is worked on by itself, as in the forward.
+#include "beside.cuh"
+#include "device/overlap.cuh"
+#include "device/reduce.cuh"
+#include "device/tuned.cuh"
+#include "passing.cuh"
+#include "rms_norm.h"
+#include "rstd.cuh"
+#include "side_by_side.cuh"
+
+namespace cuops {
+
+// Threads have kResident vectors of a row. They bring the weight for kGroup of them at a time.
+template <class T, int kResident, int kGroup, bool kPhased, bool kClusters>
+__device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
+  using Acc = Accumulator<T>;
+  using Raw = typename Beside<T>::Raw;
+  constexpr int kWidth = kVectorWidth<T>;
+  CUOPS_TEAM_OF(Acc, 2, kClusters, team);
+  wait_for_previous();
+  // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
+  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
+  auto start_of = [&](const Rows& rows) { return static_cast<T*>(rows.data) + row * rows.stride; };
+  const T *const h = start_of(p.h), *const dy = start_of(p.dy);
+  const Division<T, kWidth, kPhased, int> division(h, p.n);
+  auto vectors_of = [&](auto* array) { return reinterpret_cast<const Vector<T>*>(array + division.head); };
+  const int first = team.first(), step = team.threads();
+  auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
+  auto exists = [&](int i) { return first + i * step < division.packs; };
+  const bool has_packs = !kPhased || division.packs > 0;
+  const Passing passing(p.released_from != kNoRow);
+  const Beside<T> weight{p.weight, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
+  const auto& constants = scalars<Acc>(p);
+
+  Vector<T> h_of[kResident], dy_of[kResident];
+  Raw factors[kGroup];
+  if (has_packs) {
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      h_of[i] = passing.load(vectors_of(h) + pack(i));
+      dy_of[i] = passing.load(vectors_of(dy) + pack(i));
+    }
+    if (kGroup == kResident) weight.fetch(factors, division, pack);
+  }
+  const unsigned zero = p.parts;  // rows are in one part
+  // What a pack is, and what comes back to y's normalised rows for it, for kGroup packs at a time.
+  auto for_each = [&](auto&& visit) {
+#pragma unroll
+    for (int from = 0; from < kResident; from += kGroup) {
+      if (!has_packs || !exists(from)) break;
+      if (kGroup < kResident) weight.fetch(factors, division, [&](int i) { return pack(from + i); });
+      Pack<Acc, kWidth> factor[kGroup];
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (weight) {
+          factor[i] = weight.unpack(factors[i]);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) factor[i].at[j] += constants.weight_offset;
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) factor[i].at[j] = 1;
+        }
+      }
+      visit(from, factor);
+    }
+  };
+  auto factor_at = [&](long long at) { return weight ? weight.element(at) + constants.weight_offset : Acc(1); };
+  auto sums_of = [&](Acc scale, Acc(&sums)[2]) {
+    sums[0] = sums[1] = 0;  // of h^2, of g h
+    auto add = [&](Acc a, Acc g) {
+      a *= scale;
+      sums[0] += a * a;
+      sums[1] += g * a;
+    };
+    for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        if (!exists(from + i)) continue;
+        const auto a = convert<Acc>(h_of[from + i]), grad = convert<Acc>(dy_of[from + i]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) add(a.at[j], grad.at[j] * factor[i].at[j]);
+      }
+    });
+    if constexpr (kPhased) {
+#pragma unroll 1
+      for (int e = first; e < division.edges; e += step) {
+        const long long at = division.edge(e);
+        add(convert<Acc>(h[at]), convert<Acc>(dy[at]) * factor_at(at));
+      }
+    }
+    team.reduce(sums, Sum());
+  };
+  Acc sums[2], scale = 1;
+  sums_of(scale, sums);
+  const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
+  if (__builtin_expect(team.any(!(sums[0] <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)),
+                       0)) {  // as in careful_row
+    Acc largest[2] = {constants.sqrt_eps, 0};
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      const auto a = convert<Acc>(h_of[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) largest[0] = Max()(largest[0], has_packs ? abs(a.at[j]) : Acc(0));
+    }
+    if constexpr (kPhased) {
+#pragma unroll 1
+      for (int e = first; e < division.edges; e += step) largest[0] = Max()(largest[0], abs(convert<Acc>(h[division.edge(e)])));
+    }
+    team.reduce(largest, Max());
+    scale = isinf(largest[0]) ? Acc(1) : power_of_two_to_one(largest[0]);
+    sums_of(scale, sums);
+  }
+  if (row != wanted) return;
+
+  const Acc found[3] = {scale, rstd_of(sums[0], constants, scale), sums[1] * constants.inverse_n};
+  T* const dx = start_of(p.dx);
+  const T* const dh = p.dh.data ? start_of(p.dh) : nullptr;
+  for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
+    Vector<T> more[kGroup];
+    if (dh) {
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) more[i] = passing.load(vectors_of(dh) + pack(from + i));
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (!exists(from + i)) continue;
+      Pack<Acc, kWidth> unused = {};
+      auto wide = gradient_of(found, convert<Acc>(forgotten(h_of[from + i], zero)), convert<Acc>(forgotten(dy_of[from + i], zero)),
+                              factor[i], unused, unused);
+      if (dh) {
+        const auto other = convert<Acc>(more[i]);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
+      }
+      store(reinterpret_cast<Vector<T>*>(dx + division.head) + pack(from + i), convert<T>(wide));
+    }
+  });
+  if constexpr (kPhased) {
+#pragma unroll 1
+    for (int e = first; e < division.edges; e += step) {
+      const long long at = division.edge(e);
+      Pack<Acc, 1> unused = {};
+      auto one = [&](Acc v) { return Pack<Acc, 1>{{v}}; };
+      const auto v = gradient_of(found, one(convert<Acc>(h[at])), one(convert<Acc>(dy[at])), one(factor_at(at)), unused, unused);
+      dx[at] = convert<T>(v.at[0] + (dh ? convert<Acc>(dh[at]) : Acc(0)));
+    }
+  }
+  if (row >= p.released_from) {
+    Passing::release<T>(p.h, p.rows, p.n, row, first);
+    Passing::release<T>(p.dy, p.rows, p.n, row, first);
+  }
+}
+
+}  // namespace cuops
+
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; vectors a thread, and
+// for how many the weight is there at a time; phased, clusters.
+#if CUOPS_TUNED
+#define RMS_NORM_BWD_DX(name, T, suffix, kThreads, kBlocks, ...)                                                              \
+  extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd_dx<T, __VA_ARGS__>(p);                                                                                \
+  }
+#define RMS_NORM_BWD_DX_OF(name, T)                              \
+  RMS_NORM_BWD_DX(name, T, dx_short, 256, 3, 2, 2, false, false) \
+  RMS_NORM_BWD_DX(name, T, dx, 512, 1, 4, 2, false, true)        \
+  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, 4, 2, true, true)
+RMS_NORM_BWD_DX_OF(f32, float)
+RMS_NORM_BWD_DX_OF(f16, __half)
+RMS_NORM_BWD_DX_OF(bf16, __nv_bfloat16)
+#else  // into a program without kernels, older NVRTC puts the number of its process
+extern "C" __global__ void rms_norm_bwd_dx_none() {}
+#endif
