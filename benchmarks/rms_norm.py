@@ -17,6 +17,7 @@ import torch
 from cuops._bench import report
 from cuops._bench.case import Case
 from cuops._bench.rms_norm import EPS
+from cuops._bench.rms_norm import OPTIONS as KINDS
 
 from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
 from .rms_norm_grid import grid
@@ -41,6 +42,7 @@ BACKWARD = {
     "b": [(32768, 512), (32768, 1024), (32768, 4096), (8192, 16384), (2048, 65536), (1024, 131072), (32768, 1000)],
     "f": [(32768, 1024), (16384, 8192), (1024, 131072)],
 }
+OPTIONS = {"b": [(64, 1024), (16384, 4096), (8192, 8192), (16384, 4097)], "f": [(16384, 4096)]}
 SMALL = [(rows, n) for rows in (1, 64) for n in (256, 1024, 4096, 16384)]
 HOST_ARRAYS = [("float32", 1024, 1024), ("float32", 8192, 4096), ("float32", 16384, 16384), ("float64", 16384, 16384)]
 
@@ -62,6 +64,11 @@ def residual(options: argparse.Namespace, functions: dict[str, Any], timer: Time
 def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """dx and dweight by torch.autograd.grad, against a copy of x, dy and dx"""
     return comparison(_cases("backward", BACKWARD, options), options, functions, timer)
+
+
+def options(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """without a weight, with one of float32, a residual of float32, against a copy of what memory must move"""
+    return [r for kind in KINDS for r in comparison(_cases(kind, OPTIONS, options), options, functions, timer)]
 
 
 def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -189,5 +196,5 @@ def first_call(options: argparse.Namespace, functions: dict[str, Any], timer: Ti
     return [record]
 
 
-SECTIONS = {f.__name__: f for f in (forward, residual, backward, small, host, host_arrays, first_call, grid)}
+SECTIONS = {f.__name__: f for f in (forward, residual, backward, options, small, host, host_arrays, first_call, grid)}
 PLOTTED = ("forward", "backward")

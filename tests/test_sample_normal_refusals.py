@@ -186,7 +186,7 @@ def test_a_call_that_fails_advances_no_generator():
         (TypeError, "low: expected a number or an array like mu, got bool", {"low": False}),
         (TypeError, "sample_dim: expected an integer, got ndarray", {"sample_dim": np.array([0, 1])}),
         (TypeError, "sample_dim: expected an integer, got bool", {"sample_dim": False}),
-        (ValueError, "seed: expected one or two int64", {"seed": torch.tensor([1], dtype=torch.int32)}),
+        (TypeError, "seed: expected an int64 tensor", {"seed": torch.tensor([1], dtype=torch.int32)}),
         (
             ValueError,
             "seed: expected a tensor on mu's device",

@@ -1,15 +1,21 @@
-"""PyTorch where it is installed; elsewhere `torch` is None. `failure` says why an installed one does not import."""
+"""PyTorch where it is installed; elsewhere `torch` is None. `failure` says why an installed one does not serve."""
 
 from __future__ import annotations
 
 from typing import Any
 
+OLDEST = (2, 6)  # that is tested
+
 torch: Any = None
 failure: str | None = None
 try:
-    import torch  # type: ignore[no-redef]  # noqa: F401
+    import torch  # type: ignore[no-redef]
 except ModuleNotFoundError as error:
     if error.name != "torch":
         failure = repr(error)
 except (ImportError, OSError) as error:
     failure = repr(error)
+else:
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+        failure = f"cuops needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, found {torch.__version__}"
+        torch = None

@@ -48,7 +48,7 @@ class DriverTooOldError(CuopsError):
 
 
 class UnsupportedArchitectureError(CuopsError):
-    """The GPU's compute capability is older than all that the backend holds code for."""
+    """The backend has no code, and no PTX, that runs on the GPU's compute capability."""
 
     command = "pip install cuops-cu118  # and set CUOPS_BACKEND=cu118"
 

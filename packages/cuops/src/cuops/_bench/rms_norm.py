@@ -12,6 +12,7 @@ from .. import reference
 from .case import Case, compiled, largest_error
 
 KINDS = ("forward", "residual", "backward")
+OPTIONS = ("no weight", "float32 weight", "float32 residual", "backward without a weight")
 ROOF = "copy"
 EPS = 1e-6
 CHUNK = 1 << 22  # elements that the float64 reference works on at once
@@ -33,28 +34,36 @@ def facts(case: Case) -> str:
 def traffic(case: Case) -> int:
     """The bytes that memory must move: x and y; with the residual and h; or x, dy and dx."""
     rows, n = case.shape
-    return {"forward": 2, "residual": 4, "backward": 3}[case.kind] * rows * n * case.dtype.itemsize
+    if case.kind == "float32 residual":
+        return 2 * rows * n * (case.dtype.itemsize + _wide(case).itemsize)
+    return (3 if "backward" in case.kind else 4 if case.kind == "residual" else 2) * rows * n * case.dtype.itemsize
+
+
+def _wide(case: Case) -> torch.dtype:
+    return torch.promote_types(case.dtype, torch.float32)
 
 
 def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
     """Fresh random arguments, by name; `grad` is that of y."""
     rows, n = case.shape
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=case.dtype, device=device)
+    def draw(*shape: int, dtype: torch.dtype = case.dtype) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype, device=device)
 
-    drawn = {"x": draw(rows, n), "weight": draw(n)}
-    if case.kind == "residual":
-        drawn["residual"] = draw(rows, n)
-    if case.kind == "backward":
+    drawn = {"x": draw(rows, n)}
+    if not case.kind.endswith(("no weight", "without a weight")):
+        drawn["weight"] = draw(n, dtype=_wide(case) if case.kind == "float32 weight" else case.dtype)
+    if case.kind.endswith("residual"):
+        drawn["residual"] = draw(rows, n, dtype=_wide(case) if case.kind == "float32 residual" else case.dtype)
+    if case.kind.startswith("backward"):
         drawn["grad"] = draw(rows, n)
     return drawn
 
 
 def _torch() -> Function:
-    def rms_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Any:
         h = x if residual is None else x + residual
-        y = torch.nn.functional.rms_norm(h, weight.shape, weight, EPS)
+        y = torch.nn.functional.rms_norm(h, x.shape[-1:], weight, EPS).to(x.dtype)
         return y if residual is None else (y, h)
 
     return rms_norm
@@ -63,20 +72,22 @@ def _torch() -> Function:
 def _cuops() -> Function:
     import cuops
 
-    return lambda x, weight, residual=None: cuops.rms_norm(x, weight, eps=EPS, residual=residual)
+    return lambda x, weight=None, residual=None: cuops.rms_norm(x, weight, eps=EPS, residual=residual)
 
 
 def _quack() -> Function:
     from quack import rmsnorm
 
-    return lambda x, weight, residual=None: rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=residual is not None)
+    return lambda x, weight=None, residual=None: rmsnorm(
+        x, weight, residual=residual, eps=EPS, prenorm=residual is not None
+    )
 
 
 def _liger() -> Function:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    def rms_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Any:
         if residual is None:
             return LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
         return LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "llama", False)
@@ -87,9 +98,11 @@ def _liger() -> Function:
 def _cudnn() -> Function:
     from cudnn.ops.norm import rms_norm
 
-    def without_residual(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-        if residual is not None:
-            raise NotImplementedError("no residual")
+    def without_residual(
+        x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> Any:
+        if residual is not None or weight is None:
+            raise NotImplementedError("no residual, and always a weight")
         return rms_norm(x, weight, eps=EPS)
 
     return without_residual
@@ -111,23 +124,22 @@ PACKAGES = {"Liger": "liger_kernel", "cuDNN": "cudnn", "quack": "quack"}
 
 def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What `function` computes for the case, by name."""
-    if case.kind != "backward":
+    if "grad" not in arguments:
         computed = function(**arguments)
         return dict(zip(("y", "h"), computed if isinstance(computed, tuple) else (computed,), strict=False))
-    dx, dweight = backward(function, arguments)()
-    return {"dx": dx, "dweight": dweight}
+    return dict(zip(("dx", "dweight"), backward(function, arguments)(), strict=False))
 
 
 def backward(function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Runs the forward; the call that it returns is the backward alone."""
-    x, weight = (arguments[name].detach().requires_grad_() for name in ("x", "weight"))
-    y = function(x, weight)
-    return lambda: torch.autograd.grad(y, (x, weight), arguments["grad"], retain_graph=True)
+    leaves = [arguments[name].detach().requires_grad_() for name in ("x", "weight") if name in arguments]
+    y = function(*leaves)
+    return lambda: torch.autograd.grad(y, leaves, arguments["grad"], retain_graph=True)
 
 
 def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], Any]:
     """The call that is timed."""
-    return backward(function, arguments) if case.kind == "backward" else lambda: function(**arguments)
+    return backward(function, arguments) if "grad" in arguments else lambda: function(**arguments)
 
 
 def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
@@ -137,14 +149,14 @@ def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tupl
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         wide = {name: (a if name == "weight" else a[part]).double() for name, a in arguments.items()}
-        x, weight = wide["x"].requires_grad_(), wide["weight"].requires_grad_()
-        h = x
-        if "residual" in wide:
-            h = (x + wide["residual"]).to(case.dtype).double()  # kernels round h before they normalise it
-        y = reference.rms_norm_torch(h, None, weight, None, EPS, 0.0, None)[0]
+        leaves = [wide[name].requires_grad_() for name in ("x", "weight") if name in wide]
+        h = wide["x"]
+        if "residual" in wide:  # kernels round h before they normalise it
+            h = (h + wide["residual"]).to(reference.h_dtype(arguments["x"], arguments["residual"])).double()
+        y = reference.rms_norm_torch(h, None, wide.get("weight"), None, EPS, 0.0, None)[0]
         if "grad" in wide:
-            dx, dweight = torch.autograd.grad(y, (x, weight), wide["grad"])
-            yield part, {"dx": dx, "dweight": dweight}
+            gradients = torch.autograd.grad(y, leaves, wide["grad"])
+            yield part, dict(zip(("dx", "dweight"), gradients, strict=False))
         else:
             yield part, {"y": y.detach()} | ({"h": h.detach()} if "residual" in wide else {})
 
@@ -161,9 +173,10 @@ def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str,
 
 def _largest_term(arguments: dict[str, torch.Tensor], part: slice) -> float:
     """The largest of dy * weight * rstd, from which dx's other term takes nearly all where rows are short."""
-    x, weight, grad = (arguments[name].detach() for name in ("x", "weight", "grad"))
-    rstd = reference.rms_norm_torch(x[part].double(), None, None, None, EPS, 0.0, None)[2]
-    return float(((grad[part].double() * weight.double()).abs().amax(-1) * rstd).amax())
+    x, grad = (arguments[name][part].detach().double() for name in ("x", "grad"))
+    rstd = reference.rms_norm_torch(x, None, None, None, EPS, 0.0, None)[2]
+    weight = arguments["weight"].detach().double() if "weight" in arguments else 1
+    return float(((grad * weight).abs().amax(-1) * rstd).amax())
 
 
 def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -36,8 +36,10 @@ def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
 def random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tensor | None, int, int]:
     """(state, seed, stream) as operators take them; a generator is advanced."""
     if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64 or seed.numel() not in (1, 2):
-            raise ValueError(f"seed: expected one or two int64, got {seed.numel()} of {seed.dtype}")
+        if seed.dtype != torch.int64:
+            raise TypeError(f"seed: expected an int64 tensor, got {seed.dtype}")
+        if seed.numel() not in (1, 2):
+            raise ValueError(f"seed: expected one or two elements, got {seed.numel()}")
         if seed.device != device:
             raise ValueError(f"seed: expected a tensor on mu's device, {device}, got one on {seed.device}")
         return seed, 0, 0

@@ -35,7 +35,7 @@ class CrossEntropyMethod:
         sigma: the initial standard deviation, of at least 0: a number, or numbers that broadcast with mu: a
             list, a NumPy array, or an array like mu.
         num_samples: how many samples a problem has in each step.
-        elites: how many of them are elite, or which fraction of them, over 0 and at most 1.
+        elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1.
         maximize: whether the greatest scores are best.
         covariance: "diagonal", or "full": the covariance of the elites, ``event`` as one vector, is learned too. sigma
             is the root of its diagonal then, b applies to the covariance, and noise, decay and limits to its diagonal.

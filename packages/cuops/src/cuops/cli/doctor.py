@@ -98,7 +98,7 @@ class Examination:
         if _torch.failure:
             self._problem(
                 BROKEN,
-                f"torch is installed and does not import: {_torch.failure}",
+                f"torch is installed and does not serve: {_torch.failure}",
                 "pip install --force-reinstall torch",
             )
         torch = _torch.torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import _torch
 
 if _torch.torch is None:
-    why = "does not import: " + _torch.failure if _torch.failure else "is not installed; run: pip install torch"
+    why = "does not serve: " + _torch.failure if _torch.failure else "is not installed; run: pip install torch"
     raise ImportError(f"cuops.nn needs PyTorch, which {why}")
 
 from ._known_rms_norms import Formula
