@@ -10,6 +10,8 @@
 #include "rms_norm/passing.cuh"
 #include "rms_norm/rstd.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and no more, unless kResidual. A
@@ -200,7 +202,6 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 
 // Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor to hide one another's
 // waits, which bounds the registers; vectors a thread; phased, residual, clusters, late, full.
-#if CUOPS_TUNED
 #define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd_held<T, __VA_ARGS__>(p);                                                                              \
@@ -230,7 +231,4 @@ RMS_NORM_FWD(bf16, __nv_bfloat16, late, 512, 2, 8, false, false, true, true)
 RMS_NORM_FWD_STAY(f32, float)
 RMS_NORM_FWD_STAY(f16, __half)
 RMS_NORM_FWD_STAY(bf16, __nv_bfloat16)
-#endif
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_fwd_none() {}
 #endif

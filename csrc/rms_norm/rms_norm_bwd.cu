@@ -11,6 +11,8 @@
 #include "rstd.cuh"
 #include "weight.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // Each thread of a team has the same columns in every row, because it adds up over rows for dweight and dbias: kResident vectors,
@@ -182,7 +184,6 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
-#if CUOPS_TUNED
 #define RMS_NORM_BWD(name, T)                                                                                  \
   extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_general(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd<T, 2, 3, 512>(p);                                                                      \
@@ -190,6 +191,3 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 RMS_NORM_BWD(f32, float)
 RMS_NORM_BWD(f16, __half)
 RMS_NORM_BWD(bf16, __nv_bfloat16)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_bwd_none() {}
-#endif

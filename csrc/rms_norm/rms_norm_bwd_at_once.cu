@@ -10,8 +10,9 @@
 #include "side_by_side.cuh"
 #include "windows.cuh"
 
+CUOPS_ONLY_FOR(90, CUDA 12.0)
+
 namespace cuops {
-#if CUOPS_CLUSTERS
 
 constexpr int kRows = kRowsAtOnce;
 
@@ -224,11 +225,9 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   }
 }
 
-#endif
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
-#if CUOPS_TUNED == 90 && CUOPS_CLUSTERS
 #define RMS_NORM_BWD_AT_ONCE(name, T, suffix, kPhased)                                                                     \
   extern "C" __global__ void __launch_bounds__(1024, 1) rms_norm_bwd_##name##_at_once##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_at_once<T, kPhased>(p);                                                                            \
@@ -239,6 +238,3 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
 RMS_NORM_BWD_AT_ONCE_OF(f32, float)
 RMS_NORM_BWD_AT_ONCE_OF(f16, __half)
 RMS_NORM_BWD_AT_ONCE_OF(bf16, __nv_bfloat16)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_bwd_at_once_none() {}
-#endif

@@ -10,6 +10,8 @@
 #include "rstd.cuh"
 #include "windows.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // convert<float>, once more: by instructions that the compiler does not take for those of the first time. kPermutes: for bfloat16
@@ -240,7 +242,6 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster.
-#if CUOPS_TUNED
 #define RMS_NORM_BWD(name, T, suffix, kThreads, ...)                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_held<T, __VA_ARGS__>(p);                                                                        \
@@ -268,7 +269,4 @@ RMS_NORM_BWD_CLUSTER(f32, float)
 RMS_NORM_BWD_CLUSTER(f16, __half)
 RMS_NORM_BWD_CLUSTER(bf16, __nv_bfloat16)
 #endif
-#endif
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_bwd_held_none() {}
 #endif

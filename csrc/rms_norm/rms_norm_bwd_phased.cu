@@ -10,6 +10,8 @@
 #include "weight.cuh"
 #include "windows.cuh"
 
+CUOPS_ONLY_FOR(90)
+
 namespace cuops {
 
 template <class T>
@@ -166,7 +168,6 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
-#if CUOPS_TUNED == 90  // others move these rows in single elements
 #define RMS_NORM_BWD_PHASED(name, T)                                                                                  \
   extern "C" __global__ void __launch_bounds__(512, 2) rms_norm_bwd_##name##_rows_phased(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_rows_phased<T>(p);                                                                            \
@@ -177,6 +178,3 @@ __device__ void rms_norm_bwd_columns_phased(const RmsNormBwdParams& p) {
 RMS_NORM_BWD_PHASED(f32, float)
 RMS_NORM_BWD_PHASED(f16, __half)
 RMS_NORM_BWD_PHASED(bf16, __nv_bfloat16)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_bwd_phased_none() {}
-#endif

@@ -7,6 +7,8 @@
 #include "rstd.cuh"
 #include "side_by_side.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // A thread has kWidth neighbours: a vector, or, of short rows that are no whole vectors, one.
@@ -88,7 +90,6 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
-#if CUOPS_TUNED
 #define RMS_NORM_BWD_ROW(name, T, suffix, kWidth)                                                               \
   extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_row<T, kWidth>(p);                                                                      \
@@ -99,6 +100,3 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
 RMS_NORM_BWD_ROW_OF(f32, float)
 RMS_NORM_BWD_ROW_OF(f16, __half)
 RMS_NORM_BWD_ROW_OF(bf16, __nv_bfloat16)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_bwd_row_none() {}
-#endif

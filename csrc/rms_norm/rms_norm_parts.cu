@@ -8,6 +8,8 @@
 #include "rms_norm.h"
 #include "side_by_side.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // Part `part` of a row: kPartVectors of its vectors a thread; the first part has the edges too.
@@ -168,7 +170,6 @@ __device__ void rms_norm_bwd_parts(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_plan.cc and rms_norm_bwd_plan.cc ask for them.
-#if CUOPS_TUNED
 #define RMS_NORM_PARTS(name, T)                                                                                \
   extern "C" __global__ void __launch_bounds__(512, 2) rms_norm_fwd_##name##_sums(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd_sums<T>(p);                                                                            \
@@ -186,6 +187,3 @@ __device__ void rms_norm_bwd_parts(const RmsNormBwdParams& p) {
 RMS_NORM_PARTS(f32, float)
 RMS_NORM_PARTS(f16, __half)
 RMS_NORM_PARTS(bf16, __nv_bfloat16)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_parts_none() {}
-#endif

@@ -3,6 +3,8 @@
 #include "device/tuned.cuh"
 #include "distribution.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // p.lanes rows are a period: so few that they are whole vectors of memory. A block has p.step periods, or some of their vectors; a
@@ -78,7 +80,6 @@ __device__ void sample_shared(const SampleNormalParams& p) {
 
 }  // namespace cuops
 
-#if CUOPS_TUNED
 #define CUOPS_SHARED(name, ...)                                                                                               \
   extern "C" __global__ void __launch_bounds__(cuops::kSharedThreads) sample_normal_fwd_##name(cuops::SampleNormalParams p) { \
     cuops::sample_shared<__VA_ARGS__>(p);                                                                                     \
@@ -91,6 +92,3 @@ CUOPS_SHARED(f64_shared_periods, double, false)
 CUOPS_SHARED(f32_shared_periods, float, false)
 CUOPS_SHARED(f16_shared_periods, __half, false)
 CUOPS_SHARED(bf16_shared_periods, __nv_bfloat16, false)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void sample_normal_shared_none() {}
-#endif

@@ -2,6 +2,8 @@
 #include "device/tuned.cuh"
 #include "distribution.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // A thread has kWidth neighbouring columns, which leave in vectors of kVector, and one of every
@@ -60,7 +62,6 @@ __device__ void sample_tiles(const SampleNormalParams& p) {
 }  // namespace cuops
 
 // Instances, as sample_normal_tiles.cc asks for them: blocks that share a multiprocessor, which bounds the registers.
-#if CUOPS_TUNED
 #define CUOPS_TILES(blocks, name, ...)                                      \
   extern "C" __global__ void __launch_bounds__(cuops::kTileThreads, blocks) \
       sample_normal_fwd_##name(cuops::SampleNormalParams p) {               \
@@ -79,7 +80,4 @@ CUOPS_TILES(3, bf16_tiles_4_halves, __nv_bfloat16, 4, 2)
 #if CUOPS_TUNED >= 90
 CUOPS_TILES(4, f32_tiles_2_state, float, 2, 2, cuops::SeedKey)
 CUOPS_TILES(2, f32_tiles_4_state, float, 4, 4, cuops::SeedKey)
-#endif
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void sample_normal_tiles_none() {}
 #endif
