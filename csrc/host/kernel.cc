@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "image.h"
+#include "tensor.h"
 
 namespace cuops {
 namespace {
@@ -58,6 +59,12 @@ CUfunction Kernel::load(int device) {
     check(d.FuncSetAttribute(function, kNonPortableClusters, 1), "cuFuncSetAttribute");
   loaded_[device].store(function, std::memory_order_release);
   return function;
+}
+
+KernelTable::KernelTable(const std::string& prefix, const std::vector<Part>& parts) {
+  for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
+    for (const Part& part : parts)
+      for (const std::string& suffix : part.suffixes) kernels_[t].push_back(new Kernel(part.source, prefix + name_of(t) + suffix));
 }
 
 const Hardware& hardware(const char* source, int device) {

@@ -32,6 +32,22 @@ class Kernel {
   std::atomic<CUfunction> loaded_[kDevices] = {};
 };
 
+// The kernels of each dtype, by number, for the life of the process.
+class KernelTable {
+ public:
+  // `source` is the stem of the file of some of them, and each name begins with `prefix` and the dtype, and ends with one of these.
+  struct Part {
+    std::string source;
+    std::vector<std::string> suffixes;
+  };
+  KernelTable(const std::string& prefix, const std::vector<Part>& parts);
+
+  Kernel& at(DType dtype, int number) const { return *kernels_[dtype][number]; }
+
+ private:
+  std::vector<Kernel*>* const kernels_ = new std::vector<Kernel*>[4];
+};
+
 struct LaunchShape {
   unsigned blocks;
   unsigned block_x, block_y = 1;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <string>
 
 #include "host/tensor.h"
 #include "rms_norm_plan.h"
@@ -314,47 +313,20 @@ Plan plan_phased(const Problem& p, bool few, const Hardware& hw) {
 }  // namespace
 
 Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
-  struct Table {
-    Kernel* at[4][kRmsNormBwdKernels];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_row",
-                                          "_row_any",
-                                          "_held",
-                                          "_held_long",
-                                          "_held_cluster",
-                                          "_wide",
-                                          "_held_phased",
-                                          "_held_cluster_phased",
-                                          "_wide_phased",
-                                          "_at_once",
-                                          "_at_once_phased",
-                                          "_general",
-                                          "_dx_short",
-                                          "_dx",
-                                          "_dx_phased",
-                                          "_rows_any",
-                                          "_rows_vectors",
-                                          "_rows_phased",
-                                          "_sums",
-                                          "_columns_any",
-                                          "_columns_vectors",
-                                          "_columns_phased",
-                                          "_parts"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int k = 0; k < kRmsNormBwdKernels; ++k)
-          at[t][k] = new Kernel(k <= kRowAny                              ? "rms_norm_bwd_row"
-                                : k < kAtOnce                             ? "rms_norm_bwd_held"
-                                : k < kGeneral                            ? "rms_norm_bwd_at_once"
-                                : k < kDxShort                            ? "rms_norm_bwd"
-                                : k < kRowsAny                            ? "rms_norm_bwd_dx"
-                                : k == kRowsPhased || k == kColumnsPhased ? "rms_norm_bwd_phased"
-                                : k == kSums || k == kParts               ? "rms_norm_parts"
-                                                                          : "rms_norm_bwd_any",
-                                std::string("rms_norm_bwd_") + name_of(t) + suffixes[k]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][kernel];
+  static const KernelTable table(
+      "rms_norm_bwd_", {{"rms_norm_bwd_row", {"_row", "_row_any"}},
+                        {"rms_norm_bwd_held",
+                         {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
+                        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
+                        {"rms_norm_bwd", {"_general"}},
+                        {"rms_norm_bwd_dx", {"_dx_short", "_dx", "_dx_phased"}},
+                        {"rms_norm_bwd_any", {"_rows_any", "_rows_vectors"}},
+                        {"rms_norm_bwd_phased", {"_rows_phased"}},
+                        {"rms_norm_parts", {"_sums"}},
+                        {"rms_norm_bwd_any", {"_columns_any", "_columns_vectors"}},
+                        {"rms_norm_bwd_phased", {"_columns_phased"}},
+                        {"rms_norm_parts", {"_parts"}}});
+  return table.at(dtype, kernel);
 }
 
 RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {

@@ -36,8 +36,7 @@ enum RmsNormBwdKernel {
   kColumnsAny,  // in the order of kRows*
   kColumnsVectors,
   kColumnsPhased,
-  kParts,
-  kRmsNormBwdKernels
+  kParts
 };
 
 Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "host/tensor.h"
@@ -37,49 +36,19 @@ enum Variant {
   kParts,
   kLong,
   kVectors,
-  kAny,
-  kVariants
+  kAny
 };
 
 Kernel& kernel_of(DType dtype, Variant variant) {
-  struct Table {
-    Kernel* at[4][kVariants];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_short",
-                                          "_full",
-                                          "_residual",
-                                          "_middle",
-                                          "_wide",
-                                          "_late",
-                                          "_stay",
-                                          "_phased_short",
-                                          "_phased",
-                                          "_short_options",
-                                          "_middle_options",
-                                          "_wide_options",
-                                          "_phased_short_options",
-                                          "_phased_options",
-                                          "_short_no_weight",
-                                          "_short_wide_weight",
-                                          "_middle_wide_weight",
-                                          "_wide_wide_weight",
-                                          "_phased_wide_weight",
-                                          "_sums",
-                                          "_parts",
-                                          "_long",
-                                          "_vectors",
-                                          "_any"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int v = 0; v < kVariants; ++v)
-          at[t][v] = new Kernel(v < kShortOptions ? "rms_norm"
-                                : v < kSums       ? "rms_norm_options"
-                                : v < kLong       ? "rms_norm_parts"
-                                                  : "rms_norm_any",
-                                std::string("rms_norm_fwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][variant];
+  static const KernelTable table(
+      "rms_norm_fwd_",
+      {{"rms_norm", {"_short", "_full", "_residual", "_middle", "_wide", "_late", "_stay", "_phased_short", "_phased"}},
+       {"rms_norm_options",
+        {"_short_options", "_middle_options", "_wide_options", "_phased_short_options", "_phased_options", "_short_no_weight",
+         "_short_wide_weight", "_middle_wide_weight", "_wide_wide_weight", "_phased_wide_weight"}},
+       {"rms_norm_parts", {"_sums", "_parts"}},
+       {"rms_norm_any", {"_long", "_vectors", "_any"}}});
+  return table.at(dtype, variant);
 }
 
 // What a plan depends on.

@@ -10,17 +10,8 @@ namespace {
 enum Variant { kRows1, kRows4, kColumns };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
-  struct Table {
-    Kernel* at[4][3];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_rows_1", "_rows_4", "_columns"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int v = kRows1; v <= kColumns; ++v)
-          at[t][v] = new Kernel("sample_normal_bwd", std::string("sample_normal_bwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][variant];
+  static const KernelTable table("sample_normal_bwd_", {{"sample_normal_bwd", {"_rows_1", "_rows_4", "_columns"}}});
+  return table.at(dtype, variant);
 }
 
 // Vectors of four columns a thread, where rows have whole ones and the host knows the seed.

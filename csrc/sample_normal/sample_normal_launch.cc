@@ -9,17 +9,8 @@ constexpr unsigned kBlocksThatCount = 8192;  // more blocks of shared noise take
 enum Variant { kRows1, kRows2, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
-  struct Table {
-    Kernel* at[4][4];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_rows_1", "_rows_2", "_columns", "_columns_whole"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int v = kRows1; v <= kColumnsWhole; ++v)
-          at[t][v] = new Kernel("sample_normal", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][variant];
+  static const KernelTable table("sample_normal_fwd_", {{"sample_normal", {"_rows_1", "_rows_2", "_columns", "_columns_whole"}}});
+  return table.at(dtype, variant);
 }
 
 // Enough turns a thread that its preparations do not count, as long as one wave of threads fills the GPU.

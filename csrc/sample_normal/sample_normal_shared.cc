@@ -5,17 +5,8 @@ namespace cuops {
 namespace {
 
 Kernel& kernel_for(DType dtype, bool one_row) {
-  struct Table {
-    Kernel* at[4][2];  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_shared_periods", "_shared"};
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int v = 0; v < 2; ++v)
-          at[t][v] = new Kernel("sample_normal_shared", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][one_row];
+  static const KernelTable table("sample_normal_fwd_", {{"sample_normal_shared", {"_shared_periods", "_shared"}}});
+  return table.at(dtype, one_row);
 }
 
 }  // namespace

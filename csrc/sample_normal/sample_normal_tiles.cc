@@ -9,18 +9,10 @@ constexpr int kReservedBytes = 2048;  // at least what the system and the kernel
 enum Tile { kOne, kTwo, kFour, kFourHalves, kTwoState, kFourState };
 
 Kernel& kernel_for(DType dtype, Tile tile) {
-  struct Table {
-    Kernel* at[4][6] = {};  // for the life of the process
-    Table() {
-      constexpr const char* suffixes[] = {"_tiles_1",        "_tiles_2",       "_tiles_4",
-                                          "_tiles_4_halves", "_tiles_2_state", "_tiles_4_state"};
-      for (DType t : {kFloat32, kFloat16, kBFloat16})
-        for (int v = kOne; v <= kFourState; ++v)
-          at[t][v] = new Kernel("sample_normal_tiles", std::string("sample_normal_fwd_") + name_of(t) + suffixes[v]);
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][tile];
+  static const KernelTable table(
+      "sample_normal_fwd_",
+      {{"sample_normal_tiles", {"_tiles_1", "_tiles_2", "_tiles_4", "_tiles_4_halves", "_tiles_2_state", "_tiles_4_state"}}});
+  return table.at(dtype, tile);
 }
 
 struct Share {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "host/tensor.h"
 
@@ -148,16 +147,8 @@ KronTermsParams terms_of(KronTermsParams p, const KronProductArray& y, const Kro
 }
 
 Kernel& terms_kernel(DType dtype, int factors) {
-  struct Table {
-    Kernel* at[4][kTermsFactors - 1];  // for the life of the process
-    Table() {
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int n = 2; n <= kTermsFactors; ++n)
-          at[t][n - 2] = new Kernel("kron_linear_dots", std::string("kron_terms_") + name_of(t) + "_" + std::to_string(n));
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][factors - 2];
+  static const KernelTable table("kron_terms_", {{"kron_linear_dots", {"_2", "_3", "_4"}}});
+  return table.at(dtype, factors - 2);
 }
 
 double plan_terms_bwd(KronTermsBwdParams* p, DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes,
@@ -232,16 +223,8 @@ unsigned terms_bwd_of(KronTermsBwdParams* p, const void* x, const void* dy, void
 }
 
 Kernel& terms_bwd_kernel(DType dtype, int factors) {
-  struct Table {
-    Kernel* at[4][kTermsFactors - 1];  // for the life of the process
-    Table() {
-      for (DType t : {kFloat64, kFloat32, kFloat16, kBFloat16})
-        for (int n = 2; n <= kTermsFactors; ++n)
-          at[t][n - 2] = new Kernel("kron_linear_dots", std::string("kron_terms_bwd_") + name_of(t) + "_" + std::to_string(n));
-    }
-  };
-  static const Table table;
-  return *table.at[dtype][factors - 2];
+  static const KernelTable table("kron_terms_bwd_", {{"kron_linear_dots", {"_2", "_3", "_4"}}});
+  return table.at(dtype, factors - 2);
 }
 
 KronGroup plan_dots(const KronProblem& problem, const KronDevice& device) {
