@@ -24,9 +24,9 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   using Packed = Vector<T>;
   constexpr int kWidth = kVectorWidth<T>;
   extern __shared__ uint4 shared[];
-  __shared__ MailboxMemory<Acc> mail_memory;
+  __shared__ MailboxMemory mail_memory;
   wait_for_previous(false);
-  Mailbox<Acc> mail(mail_memory);
+  Mailbox mail(mail_memory);
   const auto& constants = scalars<Acc>(p);
   const int n = static_cast<int>(p.n), packs = n / kWidth;
   const int first = mail.rank * blockDim.x + threadIdx.x, step = mail.blocks * blockDim.x;
