@@ -6,7 +6,7 @@ import functools
 import importlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -63,6 +63,38 @@ def largest_error(computed: torch.Tensor, exact: torch.Tensor, terms: float = 1e
         return 0.0
     error = ((computed.double() - exact).abs().amax() / exact.abs().amax().clamp(min=terms)).item()
     return error if math.isfinite(error) else math.inf
+
+
+def is_sum(name: str) -> bool:
+    """Whether the result of that name is a sum over all rows: a gradient of another argument than x."""
+    return name.startswith("d") and name != "dx"
+
+
+def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The norm of each exact result."""
+    squares: dict[str, Any] = {}
+    for _, exact in case.module.references(case, arguments):
+        for name, part in exact.items():
+            squares[name] = squares.get(name, 0) + (part if is_sum(name) else part.square().sum())
+    return {name: (s.square().sum() if is_sum(name) else s).sqrt().item() for name, s in squares.items()}
+
+
+def largest_errors(
+    computed: dict[str, torch.Tensor],
+    references: Iterable[tuple[slice, dict[str, torch.Tensor]]],
+    terms: Callable[[str, slice], float] = lambda name, part: 1e-300,
+) -> dict[str, float]:
+    """`largest_error` of each result; `terms`: of some rows of one that is no sum."""
+    found: dict[str, float] = {}
+    sums: dict[str, torch.Tensor] = {}
+    for part, exact in references:
+        for name, value in exact.items():
+            if is_sum(name):
+                sums[name] = value if name not in sums else sums[name] + value
+            else:
+                error = largest_error(computed[name][part], value, terms(name, part))
+                found[name] = max(found.get(name, 0.0), error)
+    return found | {name: largest_error(computed[name], exact) for name, exact in sums.items()}
 
 
 def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:

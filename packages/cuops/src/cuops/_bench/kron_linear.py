@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import reference
-from .case import Case, compiled, largest_error
+from .case import Case, compiled, largest_errors
 
 KINDS = ("forward", "backward")
 CHECKED = (*KINDS, "bias")  # which is not measured
@@ -158,7 +158,7 @@ def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> 
     return lambda: function(x, factors)
 
 
-def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
+def references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
     """Float64 results for some rows at a time; the factors' gradients are those of these rows alone."""
     rows, n, _ = _sizes(case)
     step = max(1, CHUNK // n)
@@ -179,28 +179,6 @@ def _references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tupl
         yield part, {"dx": dx} | {f"dw{k}": dw for k, dw in enumerate(dfactors, 1)}
 
 
-def _is_sum(name: str) -> bool:
-    """Whether the result is a sum over all rows."""
-    return name.startswith(("dw", "dbias"))
-
-
-def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The norm of each exact result."""
-    squares: dict[str, Any] = {}
-    for _, exact in _references(case, arguments):
-        for name, part in exact.items():
-            squares[name] = squares.get(name, 0) + (part if _is_sum(name) else part.square().sum())
-    return {name: (s.square().sum() if _is_sum(name) else s).sqrt().item() for name, s in squares.items()}
-
-
 def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
     """The largest error of each result, relative to the largest magnitude in it."""
-    found: dict[str, float] = {}
-    sums: dict[str, torch.Tensor] = {}
-    for part, exact in _references(case, arguments):
-        for name, value in exact.items():
-            if _is_sum(name):
-                sums[name] = value if name not in sums else sums[name] + value
-            else:
-                found[name] = max(found.get(name, 0.0), largest_error(computed[name][part], value))
-    return found | {name: largest_error(computed[name], exact) for name, exact in sums.items()}
+    return largest_errors(computed, references(case, arguments))

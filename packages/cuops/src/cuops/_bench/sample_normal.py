@@ -99,7 +99,7 @@ def _noise(case: Case, arguments: dict[str, torch.Tensor], part: slice) -> torch
     return reference.sample_normal_torch(zeros, zeros + 1, None, None, draw, kind).double()
 
 
-def _references(
+def references(
     case: Case, arguments: dict[str, torch.Tensor], own: torch.Tensor | None = None
 ) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
     """Float64 results for some samples at a time; gradients are those of these samples alone.
@@ -121,15 +121,6 @@ def _references(
         yield part, exact
 
 
-def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The norm of each exact result."""
-    squares: dict[str, Any] = {}
-    for _, exact in _references(case, arguments):
-        for name, part in exact.items():
-            squares[name] = squares.get(name, 0) + (part if name != "x" else part.square().sum())
-    return {name: (s if name == "x" else s.square().sum()).sqrt().item() for name, s in squares.items()}
-
-
 def _own_error(case: Case, own: torch.Tensor, arguments: dict[str, torch.Tensor]) -> float:
     """Zero where the mean and the standard deviation of own numbers are within six of their deviations, or infinity."""
     mu, sigma = (arguments[name][:64].double() for name in ("mu", "sigma"))
@@ -144,7 +135,7 @@ def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, t
     own = computed.get("own")
     found = {} if own is None else {"own": _own_error(case, own, arguments)}
     sums: dict[str, torch.Tensor] = {}
-    for part, exact in _references(case, arguments, own):
+    for part, exact in references(case, arguments, own):
         for name, value in exact.items():
             if name == "x":
                 found[name] = max(found.get(name, 0.0), largest_error(computed[name][part], value))

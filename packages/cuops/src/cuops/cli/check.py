@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Prints a table a case."""
     chosen = cases.chosen(options, "CHECKED")
-    from .._bench.case import available, compared, why
+    from .._bench.case import available, compared, reference_norms, why
     from .._bench.report import table
 
     functions = available(options.operator, options.device, options.without)
@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     for case in chosen:
         torch.compiler.reset()  # or after the limit on recompilations torch.compile would stand for eager calls
         arguments = case.module.inputs(case, options.device)
-        exact = case.module.reference_norms(case, arguments)
+        exact = reference_norms(case, arguments)
         rows: list[list[Any]] = [["reference", name, f"{norm:.9g}", "", ""] for name, norm in exact.items()]
         notes = []
         for name, function in functions.items():
