@@ -93,6 +93,18 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         raise ValueError(f"{name}: expected a tensor on {like_name}'s device, {like.device}, got one on {value.device}")
 
 
+def out(given: Any, shape: tuple[int, ...], dtype: Any, like: Any, like_name: str = "x") -> None:
+    """What the result is written into has its shape and dtype."""
+    array("out", given, like, like_name)
+    wanted, got = dtype_name(dtype), dtype_name(given.dtype)
+    if wanted != got:
+        raise TypeError(f"out: expected dtype {wanted}, got {got}")
+    if tuple(given.shape) != tuple(shape):
+        raise ValueError(f"out: expected shape {tuple(shape)}, got {tuple(given.shape)}")
+    if is_ndarray(given) and not given.flags.writeable:
+        raise ValueError("out: expected a writable array, got a read-only one")
+
+
 def apart(name: str, value: Any) -> None:
     """No two elements of what is written into share memory, told by each stride stepping over all that lies within."""
     strides, span = (value.stride(), 1) if is_tensor(value) else (value.strides, value.itemsize)

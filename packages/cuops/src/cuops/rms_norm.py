@@ -196,14 +196,7 @@ def _check_out(out: Any, x: Any, out_dtype: Any) -> None:
     if not _arguments.is_ndarray(out) or not _arguments.is_ndarray(x):
         got = f"{type(out).__qualname__} with a {type(x).__qualname__}"
         raise TypeError(f"out: expected a numpy.ndarray, with x a numpy.ndarray, got a {got}")
-    _arguments.array("out", out)
-    dtype = _arguments.dtype_name(out_dtype or x.dtype)
-    if _arguments.dtype_name(out.dtype) != dtype:
-        raise TypeError(f"out: expected dtype {dtype}, got {out.dtype}")
-    if out.shape != x.shape:
-        raise ValueError(f"out: expected shape {x.shape}, got {out.shape}")
-    if not out.flags.writeable:
-        raise ValueError("out: expected a writable array, got a read-only one")
+    _arguments.out(out, x.shape, out_dtype or x.dtype, x)
     _arguments.apart("out", out)
 
 

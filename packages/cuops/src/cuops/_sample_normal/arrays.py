@@ -31,7 +31,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # typ
     if out is None:
         out = np.empty(sizes, dtype)
     else:
-        _checks.out(out, sizes, dtype, mu)
+        _arguments.out(out, sizes, dtype, mu, "mu")
         _arguments.apart("out", out)
         mu, sigma = (a.copy() if np.may_share_memory(out, a) else a for a in (mu, sigma))
     draw = _seeded(draw, generator, seed, 0 in sizes)

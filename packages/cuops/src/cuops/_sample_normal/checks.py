@@ -36,18 +36,6 @@ def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> None:
         raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
 
 
-def out(given: Any, sizes: tuple[int, ...], dtype: Any, like: Any) -> None:
-    """What the result is written into has its shape and dtype."""
-    _arguments.array("out", given, like, "mu")
-    wanted, got = _arguments.dtype_name(dtype), _arguments.dtype_name(given.dtype)
-    if wanted != got:
-        raise TypeError(f"out: expected dtype {wanted}, got {got}")
-    if tuple(given.shape) != tuple(sizes):
-        raise ValueError(f"out: expected shape {tuple(sizes)}, got {tuple(given.shape)}")
-    if _arguments.is_ndarray(given) and not given.flags.writeable:
-        raise ValueError("out: expected a writable array, got a read-only one")
-
-
 def seed(given: Any) -> int:
     """The seed's 64 bits as a signed number, which is what operators take."""
     _arguments.integer("seed", given, -(1 << 63), (1 << 64) - 1)

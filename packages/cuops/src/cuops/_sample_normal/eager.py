@@ -28,7 +28,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     if (validate or not mu.is_cuda) and not _is_traced(mu, sigma) and not is_transformed():
         _check_values(sigma, low, high)
     if out is not None:
-        _checks.out(out, sizes, dtype, mu)
+        _arguments.out(out, sizes, dtype, mu, "mu")
         if not torch.compiler.is_compiling():
             _arguments.apart("out", out)
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
