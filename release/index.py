@@ -97,27 +97,30 @@ def mirror(url: str, root: Path) -> None:
         part.rename(root)
 
 
+def _get(url: str) -> bytes:
+    answer = requests.get(url, timeout=600)
+    answer.raise_for_status()
+    return answer.content
+
+
 def _fetch(url: str, root: Path) -> None:
-    page = requests.get(f"{url.rstrip('/')}/simple/{JSON_PAGE}", timeout=60)
+    url = url.rstrip("/")
+    page = requests.get(f"{url}/simple/{JSON_PAGE}", timeout=60)
     if page.status_code == requests.codes.not_found:
         print(f"{page.url} is not there: the index begins anew", file=sys.stderr)
         return
     page.raise_for_status()
     pages = {}
-    for name in (project["name"] for project in page.json()["projects"]):
-        answer = requests.get(f"{url.rstrip('/')}/simple/{name}/{JSON_PAGE}", timeout=60)
-        answer.raise_for_status()
-        pages[name] = answer.json()["files"]
-        for file in pages[name]:
-            for suffix in ("", ".metadata"):
-                answer = requests.get(f"{url.rstrip('/')}/files/{file['filename']}{suffix}", timeout=600)
-                answer.raise_for_status()
-                (root / "files").mkdir(parents=True, exist_ok=True)
-                (root / "files" / f"{file['filename']}{suffix}").write_bytes(answer.content)
+    (root / "files").mkdir(parents=True)
+    for project in page.json()["projects"]:
+        pages[project["name"]] = files = json.loads(_get(f"{url}/simple/{project['name']}/{JSON_PAGE}"))["files"]
+        for file in files:
             for suffix, hashes in (("", file["hashes"]), (".metadata", file["core-metadata"])):
                 name = f"{file['filename']}{suffix}"
-                if wheels.sha256(root / "files" / name) != hashes["sha256"]:
+                content = _get(f"{url}/files/{name}")
+                if hashlib.sha256(content).hexdigest() != hashes["sha256"]:
                     raise ReleaseError(f"{url}: {name} is not the file that its page describes")
+                (root / "files" / name).write_bytes(content)
     write(root, pages)
 
 
