@@ -4,7 +4,6 @@
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "host/error.h"
 #include "host/kernel.h"

@@ -63,10 +63,10 @@ class Team {
       : arrived_(arrived), by_warp_(by_warp), sent_(sent) {
 #if CUOPS_CLUSTERS
     if constexpr (!kClusters) return;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    rank = cluster_rank();
+    blocks = cluster_blocks();
     if (blocks == 1) return;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+    index = cluster_index();
     if (threadIdx.x == 0) {
       for (int phase = 0; phase < 2; ++phase) init_arrivals(&arrived_[phase], 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -20,7 +20,7 @@ class SumsSideBySide {
 #if CUOPS_CLUSTERS
     if (!kCluster || !p.dweight) return;
     blocks_ = cluster_blocks();
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank_));
+    rank_ = cluster_rank();
     each_ = (fours_ + blocks_ - 1) / blocks_;
     own_ = max(min(each_, fours_ - rank_ * each_), 0);
     if (threadIdx.x == 0 && threadIdx.y == 0) {

@@ -48,7 +48,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   __shared__ unsigned long long arrived;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y, lane = thread % 32;
   unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  rank = cluster_rank();
   const int blocks = cluster_blocks(), group = cluster_index(), warps = blockDim.x / 32;  // of a row in this block
   if (blocks > 1 && thread == 0) {
     init_arrivals(&arrived, 1);
