@@ -27,9 +27,9 @@ def projects(root: Path) -> dict[str, list[dict[str, Any]]]:
     return {page.parent.name: json.loads(page.read_text())["files"] for page in pages}
 
 
-def versions(root: Path, name: str = "cuops") -> list[Version]:
-    """The versions of a project, oldest first."""
-    return sorted({Version(file["filename"].split("-")[1]) for file in projects(root).get(name, [])})
+def versions(root: Path) -> list[Version]:
+    """The versions of the core, oldest first."""
+    return sorted({Version(file["filename"].split("-")[1]) for file in projects(root).get("cuops", [])})
 
 
 def add(root: Path, release: list[wheels.Wheel]) -> None:

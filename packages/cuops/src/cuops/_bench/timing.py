@@ -54,9 +54,9 @@ class CudaTimer:
         """Time that a call takes from its caller, the GPU being idle enough to follow."""
         return self._clock(make(), calls, waits=False)
 
-    def in_a_row(self, make: Callable[[], Call], calls: int = 100) -> float:
-        """Time of a call among many by the clock: Python's, or the GPU's where that takes longer."""
-        return self._clock(make(), calls, waits=True)
+    def in_a_row(self, make: Callable[[], Call]) -> float:
+        """Time of a call among a hundred by the clock: Python's, or the GPU's where that takes longer."""
+        return self._clock(make(), 100, waits=True)
 
     def _clock(self, call: Call, calls: int, waits: bool) -> float:
         batches = []
