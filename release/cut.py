@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from cuops_build.version import TAG, VersionError, git, read
 
-from . import ReleaseError, arguments
+from . import ReleaseError, arguments, output
 
 CHANGELOG = "CHANGELOG.md"
 
@@ -120,9 +119,7 @@ def main() -> None:
         tag = cut(Path.cwd(), options.version, options.push)
     except (ReleaseError, VersionError) as error:
         sys.exit(f"release: {error}")
-    if "GITHUB_OUTPUT" in os.environ:
-        with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
-            file.write(f"tag={tag}\n")
+    output(tag=tag)
     print(
         f"{tag} is pushed"
         if options.push

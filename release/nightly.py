@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from cuops_build import table
 from cuops_build.version import VersionError, read
 
-from . import ReleaseError, arguments, index, wheels
+from . import ReleaseError, arguments, index, output, wheels
 
 KEEP = 14  # nightlies
 CHECK = "import cuops, numpy; assert cuops.rms_norm(numpy.ones((2, 8), 'f')).shape == (2, 8); print(cuops.__version__)"
@@ -59,9 +58,7 @@ def main() -> None:
                 index.mirror(options.mirror, options.index)
             rows = options.rows or list(table.read(Path.cwd() / "cuda.toml"))
             version = decide(Path.cwd(), options.index, rows)
-            if "GITHUB_OUTPUT" in os.environ:
-                with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
-                    file.write(f"version={version or ''}\n")
+            output(version=version or "")
             print(version or "")
             return
         try_out(options.dist, options.rows)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path, PurePosixPath
 
 from cuops_build import table
 from cuops_build.version import VersionError, git
 
-from . import arguments
+from . import arguments, output
 
 PROSE = {".md", ".svg", ".png"}
 TESTED = ("packages/", "tests/", "docs/", "README.md")  # the tests run what these show, and follow their links
@@ -32,10 +31,6 @@ def plan(root: Path, base: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    outputs = "".join(
-        f"{name}={value}\n" for name, value in plan(Path.cwd(), arguments.plan().parse_args().base).items()
-    )
-    print(outputs, end="")
-    if "GITHUB_OUTPUT" in os.environ:
-        with Path(os.environ["GITHUB_OUTPUT"]).open("a") as file:
-            file.write(outputs)
+    planned = plan(Path.cwd(), arguments.plan().parse_args().base)
+    print("".join(f"{name}={value}\n" for name, value in planned.items()), end="")
+    output(**planned)
