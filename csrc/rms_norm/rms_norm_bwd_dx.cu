@@ -9,6 +9,8 @@
 #include "rstd.cuh"
 #include "side_by_side.cuh"
 
+CUOPS_ONLY_FOR(80, 90)
+
 namespace cuops {
 
 // Threads have kResident vectors of a row. They bring the weight for kGroup of them at a time.
@@ -156,7 +158,6 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 
 // Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; vectors a thread, and
 // for how many the weight is there at a time; phased, clusters.
-#if CUOPS_TUNED
 #define RMS_NORM_BWD_DX(name, T, suffix, kThreads, kBlocks, ...)                                                              \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_dx<T, __VA_ARGS__>(p);                                                                                \
@@ -168,6 +169,3 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 RMS_NORM_BWD_DX_OF(f32, float)
 RMS_NORM_BWD_DX_OF(f16, __half)
 RMS_NORM_BWD_DX_OF(bf16, __nv_bfloat16)
-#else  // into a program without kernels, older NVRTC puts the number of its process
-extern "C" __global__ void rms_norm_bwd_dx_none() {}
-#endif

@@ -57,15 +57,16 @@ def sample_normal(
         high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
         dtype: the result's dtype; by default mu's.
         generator: a torch.Generator of mu's device, for other arrays a numpy.random.Generator or a torch.Generator of
-            the CPU, that is advanced. By default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and NumPy's
-            global one for other arrays. Each replay of a CUDA graph draws fresh numbers.
+            the CPU, that is advanced. By default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and
+            NumPy's global one for other arrays. Each replay of a CUDA graph draws fresh numbers.
         seed: instead of a generator, an integer of 64 bits, or an int64 tensor on mu's device of one or two elements:
             the seed, and the number of the stream, 0 by default. Nothing is advanced.
         start: the number of the first sample.
         out: for tensors and NumPy arrays, one of the result's shape and dtype that the samples are written into, and
             that is returned. No two of its elements may share memory, and no argument may require a gradient.
-        validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU. Without it, a
-            negative sigma, or low not below high, gives NaN. Values of arrays on the CPU are always looked at.
+        validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU.
+            Without it, a negative sigma, or low not below high, gives NaN. Values of arrays on the CPU are always
+            looked at.
 
     Returns:
         x in mu's kind of array, on mu's device.
