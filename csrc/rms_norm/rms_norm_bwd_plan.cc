@@ -214,7 +214,7 @@ std::optional<Plan> plan_general(const Problem& p, std::int64_t vectors, unsigne
 }
 
 // A row a team, as in the forward. Blocks that stay read a weight once, which pays for long rows.
-std::optional<Plan> plan_dx(const Problem& p, const Hardware& hw) {
+std::optional<Plan> plan_dx(const Problem& p, int device, const Hardware& hw) {
   const bool phased = p.starts != kAligned;
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   if (p.weighted && (phased ? p.common : packs > 1536)) return {};
@@ -224,7 +224,9 @@ std::optional<Plan> plan_dx(const Problem& p, const Hardware& hw) {
                           ? resident_shape(p.rows, packs, 2, 256)
                           : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, packs > 256 * most ? 512 : 256);
   shape.overlaps = true;
-  return Plan{is_short ? kDxShort : phased ? kDxPhased : kDx, shape, 0, false, kept_until(p, hw)};
+  const RmsNormBwdKernel kernel = is_short ? kDxShort : phased ? kDxPhased : kDx;
+  if (shape.cluster > 8 && clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape) == 0) return {};
+  return Plan{kernel, shape, 0, false, kept_until(p, hw)};
 }
 
 // One row that L2 holds, in parts on all multiprocessors.
@@ -343,7 +345,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
       return plan_parts(p, vectors, hw);
   }
   if (p.dx_alone) {
-    if (const auto found = plan_dx(p, hw)) return *found;
+    if (const auto found = plan_dx(p, device, hw)) return *found;
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) return plan_at_once(p);

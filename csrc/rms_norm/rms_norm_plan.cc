@@ -116,29 +116,40 @@ std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
 }
 
 // Of rows in registers, those of calls that are not common.
-std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& problem, const Hardware& hw) {
-  using Found = std::pair<Variant, LaunchShape>;
+std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& problem, const Hardware& hw, int device) {
+  using Found = std::optional<std::pair<Variant, LaunchShape>>;
+  // Every GPU with clusters has room for one of 8, but a part of a GPU may not for one of 16.
+  auto if_room = [&](Variant variant, LaunchShape shape) {
+    const bool fits = shape.cluster <= 8 || clusters_at_once(kernel_of(problem.dtype, variant), device, shape) > 0;
+    return fits ? Found({variant, shape}) : Found();
+  };
   const std::int64_t rows = problem.rows, packs = problem.packs();
   if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
-  auto variant = [&](Variant all, Variant with_wide_weight) { return problem.wide_weight ? with_wide_weight : all; };
+  const bool wide_weight = problem.wide_weight && hw.tuned == 90;
+  auto variant = [&](Variant all, Variant with_wide_weight) { return wide_weight ? with_wide_weight : all; };
   if (problem.aligned) {
     const std::int64_t most = !problem.is_large() ? 512 : problem.no_weight ? 256 : 64;
     if (packs <= most) {
       const Variant found = problem.no_weight ? kShortNoWeight : variant(kShortOptions, kShortWideWeight);
-      return Found(found, resident_shape(rows, packs, 2, 256));
+      return if_room(found, resident_shape(rows, packs, 2, 256));
     }
     // A few rows have several multiprocessors each.
     const bool few = hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096;
     if (few || packs <= 1536)
-      return Found(variant(kMiddleOptions, kMiddleWideWeight), resident_shape(rows, packs, 4, few ? 128 : 384));
+      return if_room(variant(kMiddleOptions, kMiddleWideWeight), resident_shape(rows, packs, 4, few ? 128 : 384));
     if (packs <= 2048 * hw.largest_cluster)
-      return Found(variant(kWideOptions, kWideWideWeight), resident_shape(rows, packs, 8, 256));
+      return if_room(variant(kWideOptions, kWideWideWeight), resident_shape(rows, packs, 8, 256));
   } else if (problem.alike) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     if (packs <= (few ? 512 : 32))
-      return Found(kPhasedShortOptions, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
-    if (packs <= 2048 * hw.largest_cluster)
-      return Found(variant(kPhasedOptions, kPhasedWideWeight), resident_shape(rows, packs, 8, 256));
+      return if_room(kPhasedShortOptions, resident_shape(rows,
+                                                         std::max<std::int64_t>(packs, few         ? 64
+                                                                                       : packs < 8 ? 16
+                                                                                                   : 8),
+                                                         2, 256));
+    if (wide_weight && packs <= 1024 * hw.largest_cluster)
+      return if_room(kPhasedWideWeight, resident_shape(rows, std::max<std::int64_t>(packs, 8), 4, 256));
+    if (packs <= 2048 * hw.largest_cluster) return if_room(kPhasedOptions, resident_shape(rows, packs, 8, 256));
   }
   return {};
 }
@@ -151,7 +162,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
   if (problem.common && problem.residual && problem.aligned && packs <= 1024 && !is_double && hw.tuned)
     return Found(kResidual, resident_shape(rows, packs, 2, 512));
-  if (!problem.common || problem.residual) return plan_with_options(problem, hw);
+  if (!problem.common || problem.residual) return plan_with_options(problem, hw, device);
   if (!hw.tuned) return {};
   // Where 2 vectors a thread leave many threads without a second one, 4 in fewer threads ask for more of memory at a time.
   auto leaves_room = [&](std::int64_t full) { return full / 2 < packs && 1.3 * packs <= full; };
