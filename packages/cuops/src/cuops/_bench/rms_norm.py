@@ -90,6 +90,8 @@ def _liger() -> Function:
     def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Any:
         if residual is None:
             return LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
+        if residual.dtype != x.dtype:
+            raise NotImplementedError("no h of the residual's dtype")
         return LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "llama", False)
 
     return rms_norm
