@@ -34,7 +34,7 @@ std::int64_t vectors_of(const Problem& p) {
 unsigned threads_across(std::int64_t vectors, unsigned each) {
   unsigned threads = 1;
   while (threads < 32 && threads * each < vectors) threads *= 2;
-  return vectors > 32 * each ? threads_for(vectors, each) : threads;
+  return vectors > 32 * each ? threads_for(std::min<std::int64_t>(vectors, 1024 * each), each) : threads;  // no block has more
 }
 
 // So many rows side by side in a block of up to `threads`: fewer where the multiprocessors have fewer rows each, but at least four

@@ -115,13 +115,16 @@ std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
   return {shape, at_once};
 }
 
+// Every GPU with clusters has room for one of 8, but a part of a GPU may not for one of 16.
+bool is_room(DType dtype, Variant variant, const LaunchShape& shape, int device) {
+  return shape.cluster <= 8 || clusters_at_once(kernel_of(dtype, variant), device, shape) > 0;
+}
+
 // Of rows in registers, those of calls that are not common.
 std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& problem, const Hardware& hw, int device) {
   using Found = std::optional<std::pair<Variant, LaunchShape>>;
-  // Every GPU with clusters has room for one of 8, but a part of a GPU may not for one of 16.
   auto if_room = [&](Variant variant, LaunchShape shape) {
-    const bool fits = shape.cluster <= 8 || clusters_at_once(kernel_of(problem.dtype, variant), device, shape) > 0;
-    return fits ? Found({variant, shape}) : Found();
+    return is_room(problem.dtype, variant, shape, device) ? Found({variant, shape}) : Found();
   };
   const std::int64_t rows = problem.rows, packs = problem.packs();
   if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
@@ -222,14 +225,15 @@ std::optional<LaunchShape> plan_in_parts(const Problem& problem, const Hardware&
 }
 
 // The others bring rows to shared memory: 64 KiB a block, and more where clusters end.
-std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, const Hardware& hw, RmsNormFwdParams* p) {
+std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, const Hardware& hw, unsigned largest_cluster,
+                                                      RmsNormFwdParams* p) {
   const bool is_long = problem.common && !problem.residual && problem.alike && hw.tuned && problem.dtype != kFloat64;
   const Variant variant = is_long ? kLong : problem.aligned ? kVectors : kAny;
   const std::int64_t items = variant == kAny ? problem.n : problem.packs();
-  unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), hw.largest_cluster);
+  unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), largest_cluster);
   // A few rows have several multiprocessors each, and very few all of their shared memory: of clusters with one block a
   // multiprocessor, the GPU runs few at once.
-  while (is_long && cluster < hw.largest_cluster && items > 1024 * cluster && 2 * problem.rows * cluster <= hw.multiprocessors)
+  while (is_long && cluster < largest_cluster && items > 1024 * cluster && 2 * problem.rows * cluster <= hw.multiprocessors)
     cluster *= 2;
   const bool few = is_long && hw.clusters() && problem.rows * cluster <= hw.multiprocessors;
   const unsigned threads = std::max(32u, std::min(threads_for(items, (few ? 2 : 8) * cluster), 512u));
@@ -270,7 +274,11 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, b
     }
   }
   const auto in_registers = plan_in_registers(problem, hw, device);
-  auto [variant, shape] = in_registers ? *in_registers : plan_in_shared_memory(problem, hw, p);
+  auto in_shared_memory = [&] {
+    const auto found = plan_in_shared_memory(problem, hw, hw.largest_cluster, p);
+    return is_room(dtype, found.first, found.second, device) ? found : plan_in_shared_memory(problem, hw, 8, p);
+  };
+  auto [variant, shape] = in_registers ? *in_registers : in_shared_memory();
   // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.
   const bool keeps = has_one_stride(p->x) && (!problem.residual || has_one_stride(p->residual)) &&
                      (variant != kPhasedShort || problem.rows * problem.n * size_of(dtype) > 96 << 20);
