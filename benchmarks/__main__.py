@@ -18,7 +18,7 @@ from cuops.errors import CuopsError
 from . import cem
 from .comparison import RESULTS, Timer
 
-ON_REQUEST = ("grid", "at_random", "plan")  # sections that take long, whose results have files of their own
+ON_REQUEST = ("grid", "at_random", "plan", "options")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
 NEED_CUOPS = ("plan", "article")  # beside which they put something
 

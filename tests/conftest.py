@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--toolchain", default="", help="the folder with the toolchain of cu121, where it is not installed"
     )
+    parser.addoption("--nothing-cached", action="store_true", help="compile all for the wheel that is built again")
 
 
 def pytest_runtest_logfinish() -> None:

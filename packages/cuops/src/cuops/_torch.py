@@ -16,6 +16,6 @@ except ModuleNotFoundError as error:
 except (ImportError, OSError) as error:
     failure = repr(error)
 else:
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+    if torch.__version__ < OLDEST:  # a TorchVersion, which compares with tuples
         failure = f"cuops needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, found {torch.__version__}"
         torch = None
