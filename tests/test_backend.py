@@ -39,6 +39,14 @@ def test_newest_backend_that_the_driver_knows(
     assert run(installation, LIBRARIES=driver, STAND_IN_VERSION=version) == chosen
 
 
+@pytest.mark.parametrize(("capability", "chosen"), [(61, "cu121"), (90, "cu130"), (120, "cu130"), (37, "cu130")])
+def test_newest_backend_with_code_for_the_gpu(
+    installation: Installation, backend_wheel: Path, driver: Path, capability: int, chosen: str
+):
+    installation.add_copy(backend_wheel, "cu130", cuda="13.0", driver_cuda="13.0", architectures=[75, 90], ptx=90)
+    assert run(installation, LIBRARIES=driver, STAND_IN_VERSION=13000, STAND_IN_CAPABILITY=capability) == chosen
+
+
 def test_forced_backend(installation: Installation, backend_wheel: Path, driver: Path):
     installation.add_copy(backend_wheel, "cu118", cuda="11.8", driver_cuda="11.0")
     assert run(installation, LIBRARIES=driver, CUOPS_BACKEND="cu118") == "cu118"
@@ -59,9 +67,12 @@ def test_image_for_a_compute_capability(
     assert loads(log) == [f"library {image}"]
 
 
-@pytest.mark.parametrize(("capability", "largest"), [(80, 1), (90, 16), (103, 16), (110, 8), (120, 8)])
-def test_clusters_are_no_larger_than_a_compute_capability_has(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int, largest: int
+@pytest.mark.parametrize(
+    ("capability", "room", "largest"),
+    [(80, 16, 1), (90, 16, 16), (90, 8, 8), (103, 16, 16), (110, 16, 8), (120, 16, 8)],
+)
+def test_clusters_are_no_larger_than_a_gpu_has_room_for(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, room: int, largest: int
 ):
     log = tmp_path / "log"
     code = """
@@ -70,7 +81,8 @@ def test_clusters_are_no_larger_than_a_compute_capability_has(
             for lead in (0, 1):  # rows that are whole vectors, and rows that are not
                 cuops.rms_norm(numpy.ones((2, (1 << 20) + lead), dtype))
     """
-    run(installation, code, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
+    run(installation, code, LIBRARIES=driver, **settings)
     launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
     assert {int(line.rsplit(maxsplit=1)[1]) for line in launches} == {largest}
 

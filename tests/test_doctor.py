@@ -1,6 +1,7 @@
 """cuops doctor: each thing that can be wrong has its exit code and its command, and never a traceback."""
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -76,15 +77,20 @@ def raises(error):
 def test_a_good_machine_is_all_well(machine, capsys):
     report = examine(capsys)
     assert report["exit_code"] == 0
-    assert report["choice"] == {"backend": "cu121", "why": "the newest that a driver for CUDA 13.0 runs"}
+    assert report["choice"] == {"backend": "cu121", "why": "the newest for a driver of CUDA 13.0 and these GPUs"}
     assert report["gpus"][0]["code"] == "machine code for 9.0"
     assert [(test["where"], test["passed"]) for test in report["self_tests"]] == [("CPU", True), ("GPU 0", True)]
     assert report["backends"][0]["images"] == 3
 
 
-def test_no_backend_names_the_package_for_the_driver(machine, capsys):
+@pytest.mark.parametrize(
+    ("capabilities", "package"),
+    [([(9, 0)], "cu130"), ([(7, 0)], "cu128"), ([(6, 1), (9, 0)], "cu121"), ([(3, 5)], "cu130"), ([], "cu130")],
+)
+def test_no_backend_names_the_newest_package_for_driver_and_gpus(machine, capsys, capabilities, package):
     machine.setattr(_backend, "installed", list)
-    assert problem(examine(capsys), 10)["command"] == "pip install cuops-cu130"
+    machine.setattr(_driver, "gpus", lambda: [dataclasses.replace(H200, capability=c) for c in capabilities])
+    assert problem(examine(capsys, "--allow-no-gpu"), 10)["command"] == f"pip install cuops-{package}"
 
 
 def test_a_forced_backend_that_is_missing(machine, capsys):

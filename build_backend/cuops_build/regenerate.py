@@ -62,6 +62,11 @@ KNOWN_BACKENDS = '''\
 LEAST_DRIVER = {{
 {rows}
 }}
+
+# The compute capabilities that it has machine code for (75 is 7.5), and that of its PTX.
+CODE = {{
+{code}
+}}
 '''
 
 README = """\
@@ -92,8 +97,9 @@ def derived(rows: dict[str, Cuda]) -> dict[Path, str]:
     """Every derived file, and what must be in it."""
     license_text = (ROOT / "LICENSE").read_text()
     least = "\n".join(f'    "{c.name}": ({c.driver_cuda.replace(".", ", ")}),' for c in rows.values())
+    code = "\n".join(f'    "{c.name}": ({c.architectures}, {c.ptx}),' for c in rows.values())
     files = {
-        Path("packages/cuops/src/cuops/_known_backends.py"): KNOWN_BACKENDS.format(rows=least),
+        Path("packages/cuops/src/cuops/_known_backends.py"): KNOWN_BACKENDS.format(rows=least, code=code),
         Path("docs/cuda-versions.md"): docs_table(rows),
         Path("packages/cuops/LICENSE"): license_text,
     }

@@ -1,5 +1,6 @@
 // A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
-// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90) and STAND_IN_DEVICES (1) describe it; STAND_IN_FAIL, like
+// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1) and STAND_IN_ROOM (16), the blocks that a cluster has
+// room for, describe it; STAND_IN_FAIL, like
 // cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch.
 #include <math.h>
 #include <stdint.h>
@@ -298,11 +299,19 @@ DRIVER(cuKernelGetFunction, void** function, void* kernel) {
   *function = kernel;
   return 0;
 }
-DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
-  MAY_FAIL;
-  unsigned cluster = 1;
+int cluster_of(const LaunchConfig* config) {
+  int cluster = 1;
   for (unsigned i = 0; i < config->attribute_count; ++i)
     if (config->attributes[i].id == 4) cluster = config->attributes[i].value[0];
-  return run(function, arguments, config->grid[0], "launch", cluster);
+  return cluster;
+}
+DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
+  MAY_FAIL;
+  return run(function, arguments, config->grid[0], "launch", cluster_of(config));
+}
+DRIVER(cuOccupancyMaxActiveClusters, int* count, void*, const LaunchConfig* config) {
+  MAY_FAIL;
+  *count = cluster_of(config) <= setting("STAND_IN_ROOM", 16);
+  return 0;
 }
 #endif

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _driver, errors
-from ._known_backends import LEAST_DRIVER
+from ._known_backends import CODE, LEAST_DRIVER
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ def installed() -> list[Backend]:
 
 
 def suggested() -> str:
-    """The backend package to install for the driver of this machine; cuops-cu121 where there is none."""
+    """The backend package to install for the driver and the GPUs of this machine; cuops-cu121 without a driver."""
     try:
         driver = _driver.cuda_version()
     except errors.CuopsError:
         return "cuops-cu121"
-    fitting = [name for name, least in LEAST_DRIVER.items() if least <= driver]
-    return f"cuops-{fitting[-1] if fitting else next(iter(LEAST_DRIVER))}"
+    fitting = [name for name, least in LEAST_DRIVER.items() if least <= driver] or list(LEAST_DRIVER)[:1]
+    return f"cuops-{_newest_with_code(fitting, [CODE[name] for name in fitting])}"
 
 
 def choose() -> Backend:
-    """The newest backend that the driver supports, or the one that CUOPS_BACKEND names."""
+    """The newest backend for the driver that has code for the GPUs, or the one that CUOPS_BACKEND names."""
     backends, forced = installed(), os.environ.get("CUOPS_BACKEND")
     if forced:
         backends = _forced(forced, backends)
@@ -81,8 +81,22 @@ def choose() -> Backend:
             f"cuops-{oldest.name} needs CUDA {oldest.driver_cuda} (driver {oldest.driver} or newer)",
             f"pip install {usable}" if usable else None,
         )
-    check_version(fitting[-1])
-    return fitting[-1]
+    chosen = _newest_with_code(fitting, [(backend.architectures, backend.ptx) for backend in fitting])
+    check_version(chosen)
+    return chosen
+
+
+def _newest_with_code(candidates: list[Any], codes: list[tuple[tuple[int, ...], int]]) -> Any:
+    """The last candidate whose code serves every GPU, or just the last one."""
+    if len(candidates) > 1:
+        try:
+            gpus = _driver.gpus()
+        except errors.CuopsError:  # which the library will raise, if it is still so
+            gpus = []
+        for candidate, (architectures, ptx) in reversed([*zip(candidates, codes, strict=True)]):
+            if all(_code(architectures, ptx, gpu.capability) for gpu in gpus):
+                return candidate
+    return candidates[-1]
 
 
 def _forced(name: str, backends: list[Backend]) -> list[Backend]:
@@ -130,15 +144,19 @@ def check_size(backend: Backend) -> None:
 
 def code_for(backend: Backend, capability: tuple[int, int]) -> str:
     """Which of its code the backend runs on a GPU, as csrc/host/image.cc chooses it."""
-    gpu = capability[0] * 10 + capability[1]
-    fitting = [image for image in backend.architectures if image // 10 == capability[0] and image <= gpu]
-    if fitting:
-        return f"machine code for {max(fitting) // 10}.{max(fitting) % 10}"
-    if backend.ptx <= gpu:
-        return f"PTX for {backend.ptx // 10}.{backend.ptx % 10}, which the driver compiles on first use"
+    if code := _code(backend.architectures, backend.ptx, capability):
+        return code
     raise errors.UnsupportedArchitectureError(
         f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}"
     )
+
+
+def _code(architectures: tuple[int, ...], ptx: int, capability: tuple[int, int]) -> str | None:
+    gpu = capability[0] * 10 + capability[1]
+    fitting = [image for image in architectures if image // 10 == capability[0] and image <= gpu]
+    if fitting:
+        return f"machine code for {max(fitting) // 10}.{max(fitting) % 10}"
+    return f"PTX for {ptx // 10}.{ptx % 10}, which the driver compiles on first use" if ptx <= gpu else None
 
 
 @functools.cache

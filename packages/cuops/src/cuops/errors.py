@@ -50,7 +50,7 @@ class DriverTooOldError(CuopsError):
 class UnsupportedArchitectureError(CuopsError):
     """The backend has no code, and no PTX, that runs on the GPU's compute capability."""
 
-    command = "pip install cuops-cu118  # and set CUOPS_BACKEND=cu118"
+    command = "pip install cuops-cu118  # or what cuops doctor names: another backend has code for other GPUs"
 
 
 class DamagedBackendError(CuopsError):

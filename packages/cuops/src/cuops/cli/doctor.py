@@ -153,7 +153,7 @@ class Examination:
             chosen = _backend.choose()
             if not self.report["gpus"]:
                 return None
-            why = f"the newest that a driver for CUDA {self.report['driver']['cuda']} runs"
+            why = f"the newest for a driver of CUDA {self.report['driver']['cuda']} and these GPUs"
             why = "CUOPS_BACKEND names it" if os.environ.get("CUOPS_BACKEND") else why
             for gpu in self.report["gpus"]:
                 with self._noting(f"pip install {_backend.suggested()}"):
