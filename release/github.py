@@ -64,7 +64,7 @@ def comparison(folder: Path) -> str:
         measured = list(records(content["sections"]))
         names = list(dict.fromkeys(name for record in measured for name in record["results"]))
         facts = content["provenance"]
-        lines += [f"### {content['operator']} on {facts['device']}, commit {facts['commit']}", ""]
+        lines += [f"### {path.stem} on {facts['device']}, commit {facts['commit']}", ""]
         lines += [f"| microseconds | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
         for record in measured:
             case = f"{record['kind']} {record['dtype']} {'x'.join(map(str, record['shape']))}"
