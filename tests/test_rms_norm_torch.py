@@ -372,3 +372,14 @@ def test_tensors_on_a_gpu_that_is_not_current():
         assert second.device == on_second.device
         assert torch.equal(first.cpu(), second.cpu())
     assert_close(results[0][1], definition(on_second)[0], 3000)
+
+
+def test_exports_the_shape_to_normalise_as_one_of_any_size(device):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return cuops.rms_norm(x, normalized_shape=x.shape[1:])
+
+    sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    program = torch.export.export(Module(), (make((8, 4, 16), device=device),), dynamic_shapes=(sizes,))
+    x = make((3, 5, 16), device=device)
+    torch.testing.assert_close(program.module()(x), Module()(x))

@@ -14,6 +14,7 @@ from ._torch import torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES} if torch else {}
+INTEGERS = (int, numbers.Integral, *((torch.SymInt,) if torch else ()))  # exported programs have sizes without a number
 
 
 def is_tensor(value: Any) -> bool:
@@ -178,7 +179,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
     """An integer, or those of a sequence."""
     many = isinstance(value, Iterable) and not is_tensor(value) and getattr(value, "ndim", 1) > 0
     given = tuple(value) if many else (value,)
-    if not all(isinstance(size, (int, numbers.Integral)) and not isinstance(size, bool) for size in given):
+    if not all(isinstance(size, INTEGERS) and not isinstance(size, bool) for size in given):
         raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
     return given
 
