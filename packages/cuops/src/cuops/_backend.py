@@ -61,7 +61,7 @@ def suggested() -> str:
     except errors.CuopsError:
         return "cuops-cu121"
     fitting = [name for name, least in LEAST_DRIVER.items() if least <= driver] or list(LEAST_DRIVER)[:1]
-    return f"cuops-{_newest_with_code(fitting, [CODE[name] for name in fitting])}"
+    return f"cuops-{_newest_with_code({name: CODE[name] for name in fitting})}"
 
 
 def choose() -> Backend:
@@ -81,22 +81,22 @@ def choose() -> Backend:
             f"cuops-{oldest.name} needs CUDA {oldest.driver_cuda} (driver {oldest.driver} or newer)",
             f"pip install {usable}" if usable else None,
         )
-    chosen = _newest_with_code(fitting, [(backend.architectures, backend.ptx) for backend in fitting])
+    chosen = _newest_with_code({backend: (backend.architectures, backend.ptx) for backend in fitting})
     check_version(chosen)
     return chosen
 
 
-def _newest_with_code(candidates: list[Any], codes: list[tuple[tuple[int, ...], int]]) -> Any:
-    """The last candidate whose code serves every GPU, or just the last one."""
+def _newest_with_code(candidates: dict[Any, tuple[tuple[int, ...], int]]) -> Any:
+    """The last candidate that has code for every GPU, or just the last one; of each its architectures and its PTX."""
     if len(candidates) > 1:
         try:
             gpus = _driver.gpus()
         except errors.CuopsError:  # which the library will raise, if it is still so
             gpus = []
-        for candidate, (architectures, ptx) in reversed([*zip(candidates, codes, strict=True)]):
+        for candidate, (architectures, ptx) in reversed(candidates.items()):
             if all(_code(architectures, ptx, gpu.capability) for gpu in gpus):
                 return candidate
-    return candidates[-1]
+    return [*candidates][-1]
 
 
 def _forced(name: str, backends: list[Backend]) -> list[Backend]:

@@ -80,13 +80,6 @@ def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt()), scale
 
 
-def h_dtype(x: torch.Tensor, residual: torch.Tensor | None) -> torch.dtype:
-    """That of what is normalised."""
-    import torch
-
-    return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-
-
 def rms_norm_torch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -99,7 +92,7 @@ def rms_norm_torch(
     """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual. Differentiable."""
     import torch
 
-    h = x if residual is None else (x.double() + residual.double()).to(h_dtype(x, residual))
+    h = x if residual is None else (x.double() + residual.double()).to(torch.promote_types(x.dtype, residual.dtype))
     rstd, scale = _rstd(h.double(), eps)
     y = h.double() * scale * rstd
     if weight is not None:

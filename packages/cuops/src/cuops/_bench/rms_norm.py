@@ -154,7 +154,7 @@ def references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple
         leaves = [wide[name].requires_grad_() for name in ("x", "weight") if name in wide]
         h = wide["x"]
         if "residual" in wide:  # kernels round h before they normalise it
-            h = (h + wide["residual"]).to(reference.h_dtype(arguments["x"], arguments["residual"])).double()
+            h = (h + wide["residual"]).to(torch.promote_types(case.dtype, arguments["residual"].dtype)).double()
         y = reference.rms_norm_torch(h, None, wide.get("weight"), None, EPS, 0.0, None)[0]
         if "grad" in wide:
             gradients = torch.autograd.grad(y, leaves, wide["grad"])

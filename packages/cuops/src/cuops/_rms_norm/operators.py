@@ -39,7 +39,7 @@ def _parameter(p: Tensor | None, x: Tensor) -> Tensor | None:
 def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
     """y, h (empty without a residual) and rstd, not yet written."""
     y = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
-    dtype = reference.h_dtype(x, residual)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     h = x.new_empty(0 if residual is None else x.shape, dtype=dtype)
     return y, h, x.new_empty(x.shape[:-1], dtype=_sums_dtype(dtype))
 
