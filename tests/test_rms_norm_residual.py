@@ -25,7 +25,10 @@ def inputs(shape, dtypes, device):
 
 @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(3, 1), (5, 33), (7, 64), (65, 1000), (5, 4096), (2, 8192), pytest.param((3, 90000), marks=gpu)], ids=str
+    "shape",
+    [(3, 1), (5, 33), (7, 64), (300, 57), (65, 1000), (50, 1001), (5, 4096), (2, 8192)]
+    + [pytest.param(shape, marks=gpu) for shape in [(1100, 2003), (40, 33333), (3, 90000)]],
+    ids=str,
 )
 def test_the_sum_has_the_dtype_that_pytorch_gives_it(shape, dtypes, device):
     x, residual, weight = (t.detach() for t in inputs(shape, dtypes, device))
@@ -41,10 +44,11 @@ def test_the_sum_has_the_dtype_that_pytorch_gives_it(shape, dtypes, device):
 
 @pytest.mark.parametrize("dtypes", [STREAM, STREAM[::-1]], ids=str)
 @pytest.mark.parametrize("scale", [1e20, 1e-20])
-def test_squares_beyond_the_range_of_the_sums(scale, dtypes, device):
-    x, residual = make((4, 264), dtypes[0], device) * scale, make((4, 264), dtypes[1], device, 1) * scale
+@pytest.mark.parametrize("n", [264, 2001])
+def test_squares_beyond_the_range_of_the_sums(n, scale, dtypes, device):
+    x, residual = make((4, n), dtypes[0], device) * scale, make((4, n), dtypes[1], device, 1) * scale
     y, h = cuops.rms_norm(x, residual=residual, eps=0.0)
-    assert_close(y, definition(h, eps=0.0)[0], 264)
+    assert_close(y, definition(h, eps=0.0)[0], n)
 
 
 @pytest.mark.parametrize("dtypes", [STREAM, STREAM[::-1]], ids=str)

@@ -42,10 +42,17 @@ struct Beside {
         }
         raw[i] = *reinterpret_cast<const Raw*>(parts);
       }
-    } else if constexpr (!kPhased) {
+    } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const uint2 v = __ldg(static_cast<const uint2*>(data) + at(i));
+        const uint2* const from = static_cast<const uint2*>(data) + at(i);
+        uint2 v = __ldg(from);
+        if constexpr (kPhased) {  // whose pack starts within one, as above
+          const uint2 next = __ldg(from + (division.head > 0));
+          const unsigned low = division.head & 2 ? v.y : v.x, middle = division.head & 2 ? next.x : v.y,
+                         high = division.head & 2 ? next.y : next.x, bits = division.head & 1 ? 16 : 0;
+          v = {__funnelshift_r(low, middle, bits), __funnelshift_r(middle, high, bits)};
+        }
         raw[i].words[0] = {v.x, v.y, 0, 0};
       }
     }
@@ -62,7 +69,13 @@ struct Beside {
   }
 
   __device__ Acc element(long long at) const {
-    return dtype == kDTypeOf<T> ? convert<Acc>(static_cast<const T*>(data)[at]) : static_cast<const Acc*>(data)[at];
+    if (dtype == kDTypeOf<T>) return convert<Acc>(static_cast<const T*>(data)[at]);
+    if constexpr (sizeof(T) < sizeof(Acc)) {
+      return static_cast<const Acc*>(data)[at];
+    } else {
+      return dtype == kFloat16 ? convert<Acc>(static_cast<const __half*>(data)[at])
+                               : convert<Acc>(static_cast<const __nv_bfloat16*>(data)[at]);
+    }
   }
 
   // Brings a pack to the caches.

@@ -13,8 +13,50 @@ CUOPS_ONLY_FOR(80, 90)
 
 namespace cuops {
 
+template <class T>
+__device__ Accumulator<T> factor_at(const Beside<T>& weight, Accumulator<T> offset, long long at) {
+  return weight ? weight.element(at) + offset : Accumulator<T>(1);
+}
+
+template <class T>
+__device__ T gradient_at(const Accumulator<T> (&found)[3], const T* h, const T* dy, const T* dh, const Beside<T>& weight,
+                         Accumulator<T> offset, long long at) {
+  using Acc = Accumulator<T>;
+  Pack<Acc, 1> unused = {};
+  auto one = [](Acc v) { return Pack<Acc, 1>{{v}}; };
+  const Acc factor = factor_at(weight, offset, at);
+  const auto v = gradient_of(found, one(convert<Acc>(h[at])), one(convert<Acc>(dy[at])), one(factor), unused, unused);
+  return convert<T>(v.at[0] + (dh ? convert<Acc>(dh[at]) : Acc(0)));
+}
+
+// All of a row that needs care, as careful_row has it.
+template <class T, class Team>
+__device__ __noinline__ void careful_dx(const T* h, const T* dy, const T* dh, T* dx, Beside<T> weight, long long n,
+                                        RmsNormScalars<Accumulator<T>> s, Team team) {
+  using Acc = Accumulator<T>;
+  Acc scale = 1, sums[2];
+#pragma unroll 1
+  for (bool scaled = false;; scaled = true) {
+    sums[0] = scaled ? Acc(0) : s.sqrt_eps;
+    sums[1] = 0;
+#pragma unroll 1
+    for (long long i = team.first(); i < n; i += team.threads()) {
+      const Acc v = convert<Acc>(h[i]) * scale;
+      sums[0] = scaled ? sums[0] + v * v : Max()(sums[0], abs(v));
+      sums[1] += convert<Acc>(dy[i]) * factor_at(weight, s.weight_offset, i) * v;
+    }
+    team.reduce(sums, [&](Acc a, Acc b) { return scaled ? a + b : Max()(a, b); });
+    if (scaled) break;
+    scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
+  }
+  if (!dx) return;
+  const Acc found[3] = {scale, rstd_of(sums[0], s, scale), sums[1] * s.inverse_n};
+#pragma unroll 1
+  for (long long i = team.first(); i < n; i += team.threads()) dx[i] = gradient_at(found, h, dy, dh, weight, s.weight_offset, i);
+}
+
 // Threads have kResident vectors of a row. They bring the weight for kGroup of them at a time.
-template <class T, int kResident, int kGroup, bool kPhased, bool kClusters>
+template <class T, bool kWeighted, int kResident, int kGroup, bool kPhased, bool kClusters>
 __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Raw = typename Beside<T>::Raw;
@@ -32,7 +74,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   auto exists = [&](int i) { return first + i * step < division.packs; };
   const bool has_packs = !kPhased || division.packs > 0;
   const Passing passing(p.released_from != kNoRow);
-  const Beside<T> weight{p.weight, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
+  const Beside<T> weight{kWeighted ? p.weight : nullptr, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
   const auto& constants = scalars<Acc>(p);
 
   Vector<T> h_of[kResident], dy_of[kResident];
@@ -67,57 +109,36 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
       visit(from, factor);
     }
   };
-  auto factor_at = [&](long long at) { return weight ? weight.element(at) + constants.weight_offset : Acc(1); };
-  auto sums_of = [&](Acc scale, Acc(&sums)[2]) {
-    sums[0] = sums[1] = 0;  // of h^2, of g h
-    auto add = [&](Acc a, Acc g) {
-      a *= scale;
-      sums[0] += a * a;
-      sums[1] += g * a;
-    };
-    for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        if (!exists(from + i)) continue;
-        const auto a = convert<Acc>(h_of[from + i]), grad = convert<Acc>(dy_of[from + i]);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) add(a.at[j], grad.at[j] * factor[i].at[j]);
-      }
-    });
-    if constexpr (kPhased) {
-#pragma unroll 1
-      for (int e = first; e < division.edges; e += step) {
-        const long long at = division.edge(e);
-        add(convert<Acc>(h[at]), convert<Acc>(dy[at]) * factor_at(at));
-      }
-    }
-    team.reduce(sums, Sum());
-  };
-  Acc sums[2], scale = 1;
-  sums_of(scale, sums);
-  const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-  if (__builtin_expect(team.any(!(sums[0] <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)),
-                       0)) {  // as in careful_row
-    Acc largest[2] = {constants.sqrt_eps, 0};
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      const auto a = convert<Acc>(h_of[i]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) largest[0] = Max()(largest[0], has_packs ? abs(a.at[j]) : Acc(0));
-    }
-    if constexpr (kPhased) {
-#pragma unroll 1
-      for (int e = first; e < division.edges; e += step) largest[0] = Max()(largest[0], abs(convert<Acc>(h[division.edge(e)])));
-    }
-    team.reduce(largest, Max());
-    scale = isinf(largest[0]) ? Acc(1) : power_of_two_to_one(largest[0]);
-    sums_of(scale, sums);
-  }
-  if (row != wanted) return;
-
-  const Acc found[3] = {scale, rstd_of(sums[0], constants, scale), sums[1] * constants.inverse_n};
   T* const dx = start_of(p.dx);
   const T* const dh = p.dh.data ? start_of(p.dh) : nullptr;
+  Acc sums[2] = {};  // of h^2, of g h
+  auto add = [&](Acc a, Acc g) {
+    sums[0] += a * a;
+    sums[1] += g * a;
+  };
+  for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (!exists(from + i)) continue;
+      const auto a = convert<Acc>(h_of[from + i]), grad = convert<Acc>(dy_of[from + i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) add(a.at[j], grad.at[j] * factor[i].at[j]);
+    }
+  });
+  if constexpr (kPhased) {
+#pragma unroll 1
+    for (int e = first; e < division.edges; e += step) {
+      const long long at = division.edge(e);
+      add(convert<Acc>(h[at]), convert<Acc>(dy[at]) * factor_at(weight, constants.weight_offset, at));
+    }
+  }
+  team.reduce(sums, Sum());
+  const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
+  if (__builtin_expect(team.any(!(sums[0] <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0))
+    return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
+  if (row != wanted) return;
+
+  const Acc found[3] = {1, rsqrt_rn(mean_eps), sums[1] * constants.inverse_n};
   for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
     Vector<T> more[kGroup];
     if (dh) {
@@ -142,10 +163,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 #pragma unroll 1
     for (int e = first; e < division.edges; e += step) {
       const long long at = division.edge(e);
-      Pack<Acc, 1> unused = {};
-      auto one = [&](Acc v) { return Pack<Acc, 1>{{v}}; };
-      const auto v = gradient_of(found, one(convert<Acc>(h[at])), one(convert<Acc>(dy[at])), one(factor_at(at)), unused, unused);
-      dx[at] = convert<T>(v.at[0] + (dh ? convert<Acc>(dh[at]) : Acc(0)));
+      dx[at] = gradient_at(found, h, dy, dh, weight, constants.weight_offset, at);
     }
   }
   if (row >= p.released_from) {
@@ -156,16 +174,18 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; vectors a thread, and
-// for how many the weight is there at a time; phased, clusters.
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; whether there is a
+// weight; vectors a thread, and for how many the weight is there at a time; phased, clusters.
 #define RMS_NORM_BWD_DX(name, T, suffix, kThreads, kBlocks, ...)                                                              \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_dx<T, __VA_ARGS__>(p);                                                                                \
   }
-#define RMS_NORM_BWD_DX_OF(name, T)                              \
-  RMS_NORM_BWD_DX(name, T, dx_short, 256, 3, 2, 2, false, false) \
-  RMS_NORM_BWD_DX(name, T, dx, 512, 1, 4, 2, false, true)        \
-  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, 4, 2, true, true)
+#define RMS_NORM_BWD_DX_OF(name, T)                                      \
+  RMS_NORM_BWD_DX(name, T, dx_short, 256, 4, true, 2, 2, false, false)           \
+  RMS_NORM_BWD_DX(name, T, dx, 384, 2, true, 4, 1, false, true)                  \
+  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, true, 4, 1, true, true)            \
+  RMS_NORM_BWD_DX(name, T, dx_no_weight_short, 256, 4, false, 2, 2, false, false) \
+  RMS_NORM_BWD_DX(name, T, dx_no_weight, 512, 1, false, 4, 1, false, true)
 RMS_NORM_BWD_DX_OF(f32, float)
 RMS_NORM_BWD_DX_OF(f16, __half)
 RMS_NORM_BWD_DX_OF(bf16, __nv_bfloat16)

@@ -219,12 +219,14 @@ std::optional<Plan> plan_dx(const Problem& p, int device, const Hardware& hw) {
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   if (p.weighted && (phased ? p.common : packs > 1536)) return {};
   if (p.starts == kAnywhere || !p.vector_weight || packs > 512 * most || p.rows >= 1 << 30) return {};
-  const bool is_short = !phased && packs <= (p.rows * p.n > 1 << 22 ? 64 : 512);
+  const bool is_short = !phased && packs <= (p.rows * p.n <= 1 << 22 ? 512 : p.weighted ? 32 : 64);
   LaunchShape shape = is_short
                           ? resident_shape(p.rows, packs, 2, 256)
                           : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, packs > 256 * most ? 512 : 256);
   shape.overlaps = true;
-  const RmsNormBwdKernel kernel = is_short ? kDxShort : phased ? kDxPhased : kDx;
+  const RmsNormBwdKernel kernel = phased       ? kDxPhased
+                                  : p.weighted ? (is_short ? kDxShort : kDx)
+                                               : (is_short ? kDxNoWeightShort : kDxNoWeight);
   if (shape.cluster > 8 && clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape) == 0) return {};
   return Plan{kernel, shape, 0, false, kept_until(p, hw)};
 }
@@ -321,7 +323,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
                          {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
                         {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
                         {"rms_norm_bwd", {"_general"}},
-                        {"rms_norm_bwd_dx", {"_dx_short", "_dx", "_dx_phased"}},
+                        {"rms_norm_bwd_dx", {"_dx_short", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight"}},
                         {"rms_norm_bwd_any", {"_rows_any", "_rows_vectors"}},
                         {"rms_norm_bwd_phased", {"_rows_phased"}},
                         {"rms_norm_parts", {"_sums"}},

@@ -29,6 +29,8 @@ enum RmsNormBwdKernel {
   kDxShort,
   kDx,
   kDxPhased,
+  kDxNoWeightShort,
+  kDxNoWeight,
   kRowsAny,
   kRowsVectors,
   kRowsPhased,

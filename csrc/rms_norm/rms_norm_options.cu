@@ -14,19 +14,60 @@ CUOPS_ONLY_FOR(80, 90)
 
 namespace cuops {
 
-template <class T>
-__device__ void store_beside(void* data, DType dtype, int at, const Pack<Accumulator<T>, kVectorWidth<T>>& v) {
-  constexpr int kWidth = kVectorWidth<T>;
+// Elements from `at` on of a row of T, of the dtype of the sums or, beside float, of 16 bits.
+template <class T, int kCount>
+__device__ void store_beside(void* row, DType dtype, long long at, const Pack<Accumulator<T>, kCount>& v) {
   auto store_in = [&](auto* to) {
     using U = typename Pointee<decltype(to)>::type;
-    store_pack(to + static_cast<long long>(at) * kWidth, convert<U>(v));
+    store_pack(to + at, convert<U>(v));
   };
-  if (dtype == kDTypeOf<T>) return store_in(static_cast<T*>(data));
+  if (dtype == kDTypeOf<T>) return store_in(static_cast<T*>(row));
   if constexpr (sizeof(T) == 2) {
-    store_in(static_cast<float*>(data));
+    store_in(static_cast<float*>(row));
   } else {
-    dtype == kFloat16 ? store_in(static_cast<__half*>(data)) : store_in(static_cast<__nv_bfloat16*>(data));
+    dtype == kFloat16 ? store_in(static_cast<__half*>(row)) : store_in(static_cast<__nv_bfloat16*>(row));
   }
+}
+
+// All of a row that needs care, as careful_row has it; a thread reads what it has written, and no more.
+template <bool kPhased, class T, class Team>
+__device__ __noinline__ void careful_row_with_options(const T* h, void* y, DType y_dtype, Beside<T> weight, Beside<T> bias,
+                                                      Accumulator<T>* rstd, long long n, RmsNormScalars<Accumulator<T>> s,
+                                                      Team team) {
+  using Acc = Accumulator<T>;
+  constexpr int kWidth = kVectorWidth<T>;
+  const Division<T, kWidth, kPhased, int> division(h, n);
+  const int first = team.first(), step = team.threads();
+  auto for_each = [&](auto&& visit) {
+#pragma unroll 1
+    for (int i = first; i < division.packs; i += step) {
+#pragma unroll 1
+      for (int j = 0; j < kWidth; ++j) visit(division.head + static_cast<long long>(i) * kWidth + j);
+    }
+#pragma unroll 1
+    for (int e = first; e < division.edges; e += step) visit(division.edge(e));
+  };
+  Acc scale = 1, result = 0;
+#pragma unroll 1
+  for (bool scaled = false;; scaled = true) {
+    result = scaled ? Acc(0) : s.sqrt_eps;
+    for_each([&](long long at) {
+      const Acc v = convert<Acc>(h[at]) * scale;
+      result = scaled ? result + v * v : Max()(result, abs(v));
+    });
+    result = team.reduce(result, [&](Acc a, Acc b) { return scaled ? a + b : Max()(a, b); });
+    if (scaled) break;
+    scale = isinf(result) ? Acc(1) : power_of_two_to_one(result);
+  }
+  if (!y) return;
+  const Acc factor = rstd_of(result, s, scale);
+  if (rstd && first == 0) *rstd = scale * factor;
+  for_each([&](long long at) {
+    Acc v = convert<Acc>(h[at]) * scale * factor;
+    if (weight) v *= weight.element(at) + s.weight_offset;
+    if (bias) v += bias.element(at);
+    store_beside<T>(y, y_dtype, at, Pack<Acc, 1>{{v}});
+  });
 }
 
 // Which options there may be. Small batches wait for instructions too, and go where these are few.
@@ -69,24 +110,23 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   if (kGroup == kResident && has_packs) {
     weight.fetch(factors, division, pack);
     bias.fetch(terms, division, pack);
-  } else if (has_packs && (team.blocks > 1 || p.overlaps)) {
+  } else if (has_packs && p.rows <= 1024 && (team.blocks > 1 || p.overlaps)) {
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       weight.prefetch(division.head + pack(i) * kWidth);
       bias.prefetch(division.head + pack(i) * kWidth);
     }
   }
-  // Edges are few, and are read again from here.
-  const T* edges = x;
+  const T* h = x;
   if (has_residual) {
     const void* const residual = static_cast<const char*>(p.residual.data) + offset_of(p.residual, row) * size_of(p.residual_dtype);
-    T* const h = static_cast<T*>(p.h.data) + offset_of(p.h, row);
+    T* const h_at = static_cast<T*>(p.h.data) + offset_of(p.h, row);
     auto add = [&](int i, const Pack<Acc, kWidth>& other) {
       auto wide = convert<Acc>(held[i]);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
       held[i] = convert<T>(wide);
-      if (active && exists(i)) store(reinterpret_cast<Vector<T>*>(h + division.head) + pack(i), held[i]);
+      if (active && exists(i)) store(reinterpret_cast<Vector<T>*>(h_at + division.head) + pack(i), held[i]);
     };
     if (has_packs && p.residual_dtype == kDTypeOf<T>) {
       const auto* const from = reinterpret_cast<const Vector<T>*>(static_cast<const T*>(residual) + division.head);
@@ -95,67 +135,58 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
       for (int i = 0; i < kResident; ++i) other[i] = passing.load(from + pack(i));
 #pragma unroll
       for (int i = 0; i < kResident; ++i) add(i, convert<Acc>(other[i]));
-    } else if (!kPhased) {
-      const Beside<T> narrow{residual, p.residual_dtype};
-      Raw other[kResident];
-      narrow.fetch(other, division, pack);
+    } else if (has_packs) {  // which start at whole vectors, as those of x do
+      const Beside<T> from{static_cast<const char*>(residual) + division.head * size_of(p.residual_dtype), p.residual_dtype};
+      const Division<T, kWidth, false, int> aligned(x, p.n);
+      constexpr int kStep = kPhased && kResident > 4 ? 4 : kResident;
 #pragma unroll
-      for (int i = 0; i < kResident; ++i) add(i, narrow.unpack(other[i]));
+      for (int i = 0; i < kResident; i += kStep) {
+        Raw other[kStep];
+        from.fetch(other, aligned, [&](int j) { return pack(i + j); });
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) add(i + j, from.unpack(other[j]));
+      }
     }
     if constexpr (kPhased) {
 #pragma unroll 1
       for (int e = first; e < division.edges; e += step) {
         const long long at = division.edge(e);
-        const T v = convert<T>(convert<Acc>(x[at]) + convert<Acc>(static_cast<const T*>(residual)[at]));
-        if (active) h[at] = v;
+        const T v = convert<T>(convert<Acc>(x[at]) + Beside<T>{residual, p.residual_dtype}.element(at));
+        if (active) h_at[at] = v;
       }
-      if (active) edges = h;
     }
+    if (active) h = h_at;
   }
 
-  auto sum_of_squares = [&](Acc scale) {
-    Acc sum = 0;
-    auto square = [&](Acc v) { return v * scale * (v * scale); };
+  Acc sum = 0;
 #pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      const auto wide = convert<Acc>(held[i]);
-      Acc part = 0;
+  for (int i = 0; i < kResident; ++i) {
+    const auto wide = convert<Acc>(held[i]);
+    Acc part = 0;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) part += square(wide.at[j]);
-      sum += has_packs && exists(i) ? part : Acc(0);
-    }
-    if constexpr (kPhased) {
+    for (int j = 0; j < kWidth; ++j) part += wide.at[j] * wide.at[j];
+    sum += has_packs && exists(i) ? part : Acc(0);
+  }
+  if constexpr (kPhased) {
 #pragma unroll 1
-      for (int e = first; e < division.edges; e += step) sum += square(convert<Acc>(edges[division.edge(e)]));
+    for (int e = first; e < division.edges; e += step) {
+      const Acc v = convert<Acc>(h[division.edge(e)]);
+      sum += v * v;
     }
-    return team.reduce(sum, Sum());
-  };
-  Acc scale = 1, sum = sum_of_squares(scale);
+  }
+  sum = team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
-  if (__builtin_expect(team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0)) {  // as in careful_row
-    Acc largest = constants.sqrt_eps;
-#pragma unroll
-    for (int i = 0; i < kResident; ++i) {
-      const auto wide = convert<Acc>(held[i]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) largest = Max()(largest, has_packs ? abs(wide.at[j]) : Acc(0));
-    }
-    if constexpr (kPhased) {
-#pragma unroll 1
-      for (int e = first; e < division.edges; e += step) largest = Max()(largest, abs(convert<Acc>(edges[division.edge(e)])));
-    }
-    largest = team.reduce(largest, Max());
-    scale = isinf(largest) ? Acc(1) : power_of_two_to_one(largest);
-    sum = sum_of_squares(scale);
-  }
+  const DType y_dtype = kOptions == kAll ? p.y_dtype : kDTypeOf<T>;
+  void* const y = static_cast<char*>(p.y.data) + offset_of(p.y, row) * size_of(y_dtype);
+  Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
+  if (__builtin_expect(team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0))
+    return careful_row_with_options<kPhased>(h, active ? y : nullptr, y_dtype, weight, bias, rstd_at, p.n, constants, team);
   if (!active) return;
-  const Acc rstd = rstd_of(sum, constants, scale);
-  if (p.rstd && first == 0) static_cast<Acc*>(p.rstd)[row] = scale * rstd;
+  const Acc rstd = rsqrt_rn(mean_eps);
+  if (rstd_at && first == 0) *rstd_at = rstd;
 
   const unsigned zero = static_cast<unsigned>(p.parts);  // rows are in one part
-  const DType y_dtype = kOptions == kAll ? p.y_dtype : kDTypeOf<T>;
-  void* const y = static_cast<char*>(p.y.data) + (offset_of(p.y, row) + division.head) * size_of(y_dtype);
 #pragma unroll
   for (int from = 0; from < kResident; from += kGroup) {
     if (!has_packs || !exists(from)) break;
@@ -168,7 +199,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
       if (!exists(from + i)) continue;
       auto wide = convert<Acc>(forgotten(held[from + i], zero));
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * scale * rstd;
+      for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd;
       if (weight) {
         const auto factor = weight.unpack(factors[i]);
 #pragma unroll
@@ -179,17 +210,17 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) wide.at[j] += term.at[j];
       }
-      store_beside<T>(y, y_dtype, pack(from + i), wide);
+      store_beside<T>(y, y_dtype, division.head + static_cast<long long>(pack(from + i)) * kWidth, wide);
     }
   }
   if constexpr (kPhased) {
 #pragma unroll 1
     for (int e = first; e < division.edges; e += step) {
       const long long at = division.edge(e);
-      Acc v = convert<Acc>(edges[at]) * scale * rstd;
+      Acc v = convert<Acc>(h[at]) * rstd;
       if (weight) v *= weight.element(at) + constants.weight_offset;
       if (bias) v += bias.element(at);
-      static_cast<T*>(y)[at - division.head] = convert<T>(v);
+      store_beside<T>(y, y_dtype, at, Pack<Acc, 1>{{v}});
     }
   }
   if (row >= p.released_from) {
@@ -212,12 +243,14 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   RMS_NORM_FWD(name, T, wide_options, 256, 2, kAll, 8, 2, false, true)         \
   RMS_NORM_FWD(name, T, phased_short_options, 256, 3, kAll, 2, 2, true, false) \
   RMS_NORM_FWD(name, T, phased_options, 256, 2, kAll, 8, 2, true, true)        \
-  RMS_NORM_FWD(name, T, short_no_weight, 256, 6, kNoWeight, 2, 2, false, false)
+  RMS_NORM_FWD(name, T, short_no_weight, 256, 6, kNoWeight, 2, 2, false, false) \
+  RMS_NORM_FWD(name, T, middle_no_weight, 512, 2, kNoWeight, 4, 4, false, true) \
+  RMS_NORM_FWD(name, T, wide_no_weight, 256, 3, kNoWeight, 8, 4, false, true)
 #if CUOPS_TUNED == 90  // others have those above
 #define RMS_NORM_FWD_WIDE_WEIGHT(name, T)                                           \
   RMS_NORM_FWD(name, T, short_wide_weight, 256, 4, kWideWeight, 2, 2, false, false) \
-  RMS_NORM_FWD(name, T, middle_wide_weight, 384, 2, kWideWeight, 4, 2, false, true) \
-  RMS_NORM_FWD(name, T, wide_wide_weight, 256, 2, kWideWeight, 8, 4, false, true)   \
+  RMS_NORM_FWD(name, T, middle_wide_weight, 384, 2, kWideWeight, 4, 4, false, true) \
+  RMS_NORM_FWD(name, T, wide_wide_weight, 256, 2, kWideWeight, 8, 8, false, true)   \
   RMS_NORM_FWD(name, T, phased_wide_weight, 256, 2, kWideWeight, 4, 4, true, true)
 RMS_NORM_FWD_WIDE_WEIGHT(f16, __half)
 RMS_NORM_FWD_WIDE_WEIGHT(bf16, __nv_bfloat16)

@@ -28,6 +28,8 @@ enum Variant {
   kPhasedShortOptions,
   kPhasedOptions,
   kShortNoWeight,
+  kMiddleNoWeight,
+  kWideNoWeight,
   kShortWideWeight,
   kMiddleWideWeight,
   kWideWideWeight,
@@ -45,7 +47,7 @@ Kernel& kernel_of(DType dtype, Variant variant) {
       {{"rms_norm", {"_short", "_full", "_residual", "_middle", "_wide", "_late", "_stay", "_phased_short", "_phased"}},
        {"rms_norm_options",
         {"_short_options", "_middle_options", "_wide_options", "_phased_short_options", "_phased_options", "_short_no_weight",
-         "_short_wide_weight", "_middle_wide_weight", "_wide_wide_weight", "_phased_wide_weight"}},
+         "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_middle_wide_weight", "_wide_wide_weight", "_phased_wide_weight"}},
        {"rms_norm_parts", {"_sums", "_parts"}},
        {"rms_norm_any", {"_long", "_vectors", "_any"}}});
   return table.at(dtype, variant);
@@ -59,18 +61,18 @@ struct Problem {
   bool residual;
   bool no_weight, wide_weight;  // or common but for the weight, of which there is none, or one of float32 beside 16 bits
   bool aligned;                 // all arrays can be moved in vectors
-  bool alike;                   // rows start alike, so that unaligned ones can be moved in vectors
-  bool usual;  // what has not the dtype of the rows is float32 beside 16 bits or, where all are aligned, 16 bits beside float32
+  bool alike;                   // or all rows start alike, so that unaligned ones can be
+  bool usual;  // what has not the dtype of x is float32 beside 16 bits, or 16 bits beside float32
 
   int width() const { return 16 / size_of(dtype); }
   std::int64_t packs() const { return n / width(); }
   bool is_large() const { return rows * n > 1 << 22; }
 };
 
-// Whether two arrays have all rows at the same distance from a multiple of 16 bytes.
-bool start_alike(const Rows& a, const Rows& b, int size) {
-  const auto apart = static_cast<const char*>(a.data) - static_cast<const char*>(b.data);
-  return apart % 16 == 0 && (a.stride - b.stride) * size % 16 == 0;
+// Whether all rows of two arrays start as many elements after a multiple of a pack's, so that packs start side by side.
+bool start_alike(const Rows& a, DType a_dtype, const Rows& b, DType b_dtype, int width) {
+  auto first = [](const Rows& rows, DType dtype) { return reinterpret_cast<std::intptr_t>(rows.data) / size_of(dtype); };
+  return (first(a, a_dtype) - first(b, b_dtype)) % width == 0 && (a.stride - b.stride) % width == 0;
 }
 
 Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
@@ -87,13 +89,13 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
                     vectors_fit(p.residual, width, p.residual_dtype) && vectors_fit(p.h, width, dtype) &&
                     vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
   auto is_alike = [&](const Rows& rows, DType of) {
-    return of == dtype && has_one_stride(rows) && start_alike(p.x, rows, size_of(dtype));
+    return has_one_stride(rows) && start_alike(p.x, dtype, rows, of, width);
   };
   problem.alike = fits && aligned16(p.weight) && aligned16(p.bias) && is_alike(p.x, dtype) && is_alike(p.y, p.y_dtype) &&
                   (!problem.residual || (is_alike(p.residual, p.residual_dtype) && is_alike(p.h, dtype)));
   auto is_usual = [&](const void* data, DType of) {
     const bool is_wide = size_of(dtype) == 2 && of == kFloat32, is_narrow = dtype == kFloat32 && size_of(of) == 2;
-    return data == nullptr || of == dtype || is_wide || (is_narrow && problem.aligned);
+    return data == nullptr || of == dtype || is_wide || is_narrow;
   };
   problem.usual = is_usual(p.weight, p.weight_dtype) && is_usual(p.bias, p.bias_dtype) && is_usual(p.y.data, p.y_dtype) &&
                   is_usual(p.residual.data, p.residual_dtype);
@@ -129,19 +131,19 @@ std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& 
   const std::int64_t rows = problem.rows, packs = problem.packs();
   if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
   const bool wide_weight = problem.wide_weight && hw.tuned == 90;
-  auto variant = [&](Variant all, Variant with_wide_weight) { return wide_weight ? with_wide_weight : all; };
+  auto variant = [&](Variant all, Variant no_weight, Variant with_wide_weight) {
+    return problem.no_weight ? no_weight : wide_weight ? with_wide_weight : all;
+  };
   if (problem.aligned) {
     const std::int64_t most = !problem.is_large() ? 512 : problem.no_weight ? 256 : 64;
-    if (packs <= most) {
-      const Variant found = problem.no_weight ? kShortNoWeight : variant(kShortOptions, kShortWideWeight);
-      return if_room(found, resident_shape(rows, packs, 2, 256));
-    }
+    if (packs <= most)
+      return if_room(variant(kShortOptions, kShortNoWeight, kShortWideWeight), resident_shape(rows, packs, 2, 256));
     // A few rows have several multiprocessors each.
     const bool few = hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096;
-    if (few || packs <= 1536)
-      return if_room(variant(kMiddleOptions, kMiddleWideWeight), resident_shape(rows, packs, 4, few ? 128 : 384));
+    if (few || packs <= (wide_weight ? 768 : 1536))
+      return if_room(variant(kMiddleOptions, kMiddleNoWeight, kMiddleWideWeight), resident_shape(rows, packs, 4, few ? 128 : 384));
     if (packs <= 2048 * hw.largest_cluster)
-      return if_room(variant(kWideOptions, kWideWideWeight), resident_shape(rows, packs, 8, 256));
+      return if_room(variant(kWideOptions, kWideNoWeight, kWideWideWeight), resident_shape(rows, packs, 8, 256));
   } else if (problem.alike) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     if (packs <= (few ? 512 : 32))
