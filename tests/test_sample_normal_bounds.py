@@ -25,3 +25,25 @@ def test_without_a_sigma_the_gradient_on_a_bound_is_the_bounds(device):
 def test_without_a_sigma_samples_are_mu_or_the_bound_that_it_is_beyond(kind, mu, expected):
     x = cuops.sample_normal(kind([mu]), 0.0, 2, low=1.0, high=2.0, seed=1)
     assert (x == expected).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_bound_however_far_out_is_what_samples_come_close_to(dtype, device):
+    far = 10.0 ** np.linspace(2, 308 if dtype == "float64" else 38, 3000)
+    mu, low = torch.zeros(3000, dtype=getattr(torch, dtype), device=device), torch.tensor(far, device=device)
+    for sigma in (1.0, 1e-30, 5e-324):
+        for bounds, sign in (({"low": low}, 1), ({"high": -low}, -1), ({"low": low, "high": 1.01 * low}, 1)):
+            x = sign * cuops.sample_normal(mu, sigma, 4, seed=1, **bounds).double()
+            assert (x >= low).all()
+            # Beyond a bound a, samples are about sigma^2 / a away from it, and ten times that now and then.
+            assert (x - low <= 30 * sigma**2 / low + low * torch.finfo(mu.dtype).eps).all()
+
+
+@pytest.mark.parametrize(("shape", "n"), [((4,), 3), ((1,), 3), ((2, 3), 1), ((2, 3), 5)], ids=str)
+@pytest.mark.parametrize("sample_dim", [0, -1])
+def test_samples_may_be_changed_in_place(shape, n, sample_dim, device):
+    mu = torch.zeros(shape, device=device, requires_grad=True)
+    x = cuops.sample_normal(mu, 1.0, n, sample_dim=sample_dim, seed=1, low=-2.0)
+    want = torch.autograd.grad(x.clamp(-0.5, 0.5).sum(), mu)[0]
+    x = cuops.sample_normal(mu, 1.0, n, sample_dim=sample_dim, seed=1, low=-2.0).clamp_(-0.5, 0.5)
+    assert torch.equal(torch.autograd.grad(x.sum(), mu)[0], want)

@@ -29,7 +29,7 @@ __device__ inline double distance_beyond(double a, double log_p) {
   return d;
 }
 
-constexpr double kNarrow = 4e-6;
+constexpr double kNarrow = 4e-6, kFarthest = 1e150;  // sigmas; the latter's square is finite
 
 // The quantile u of the density exp(-slope x) on [0, 1].
 __device__ __noinline__ double share_of(double u, double slope) {
@@ -51,7 +51,7 @@ struct Truncated {
     mirrored = b < 0;
     anchor = mirrored ? -b : a;
     if (anchor >= 0) {
-      const double near = fmin(anchor, 1e300), far = fmin(mirrored ? -a : b, 1e300);
+      const double near = fmin(anchor, kFarthest), far = fmin(mirrored ? -a : b, kFarthest);
       log_ratio = log_erfcx(far) - log_erfcx(near) - (far - near) * (0.5 * far + 0.5 * near);
     } else {
       below = upper_tail(-a);
@@ -69,7 +69,7 @@ struct Truncated {
       const double p = below * (1 - u) + (1 - above) * u, q = (1 - below) * (1 - u) + above * u;
       const bool outside = anchor >= 0;
       const double log_p = outside ? log1p((mirrored ? 1 - u : u) * expm1(log_ratio)) : log(2 * fmin(fmin(p, q), 0.5));
-      const double d = sigma * distance_beyond(outside ? fmin(anchor, 1e300) : 0.0, log_p);
+      const double d = sigma * distance_beyond(outside ? fmin(anchor, kFarthest) : 0.0, log_p);
       x = outside ? (mirrored ? high - d : low + d) : p < q ? mu - d : mu + d;
     }
     return x < low ? low : x > high ? high : x;  // NaN stays

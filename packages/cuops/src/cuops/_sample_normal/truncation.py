@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 NARROW = 4e-6  # sigmas, over which the logarithm of the density bends by 2e-12
+FARTHEST = 1e150  # sigmas, whose square is finite: what is beyond gives the bound
 # log(erfcx(x) / t) as a Chebyshev series in 2 t - 1, with t = 3 / (3 + x); within 1e-16.
 LOG_ERFCX = (
     -0.9289605913797089,
@@ -86,7 +87,7 @@ def truncated(xp: Any, parameters: Sequence[Any], u: Any) -> Any:
     mirrored = b < 0
     near, far, v = xp.where(mirrored, -b, a), xp.where(mirrored, -a, b), xp.where(mirrored, 1 - u, u)
     # Both bounds are on one side of mu: from the nearer one outwards.
-    anchor, end = xp.clip(near, 0, 1e300), xp.clip(far, 0, 1e300)
+    anchor, end = xp.clip(near, 0, FARTHEST), xp.clip(far, 0, FARTHEST)
     at_anchor, outside = _log_erfcx(xp, anchor), near >= 0
     log_ratio = _log_erfcx(xp, end) - at_anchor - (end - anchor) * (end / 2 + anchor / 2)
     # mu is between them: from mu outwards, on the side where less is left.
@@ -103,7 +104,7 @@ def truncated(xp: Any, parameters: Sequence[Any], u: Any) -> Any:
 
 def _tail(xp: Any, x: Any) -> Any:
     """Q(x) for x >= 0; what it gives elsewhere is of no use."""
-    x = xp.clip(x, 0, 1e300)
+    x = xp.clip(x, 0, FARTHEST)
     return xp.exp(_log_erfcx(xp, x) - x * x / 2) / 2
 
 
