@@ -93,10 +93,10 @@ def test_opcheck(with_residual, layout, device):
         residual = layout(3, n, dtype, device, 5).requires_grad_() if with_residual else None
         torch.library.opcheck(torch.ops.cuops.rms_norm_fwd.default, (x, residual, weight, bias, 1e-6, 0.0, None))
         for needs_dweight, bias_dtype in ((True, dtype), (False, None)):
-            arguments = dy, dh if with_residual else None, x, weight, needs_dweight, bias_dtype, 1e-6, 0.0
+            arguments = dy, dh if with_residual else None, x, weight, bias_dtype, needs_dweight, 1e-6, 0.0
             torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
     dy, x = (make((5,), torch.float64, device, seed) for seed in (0, 1))  # whose bias has the gradient dy itself
-    arguments = dy, None, x, None, False, torch.float64, 1e-6, 0.0
+    arguments = dy, None, x, None, torch.float64, False, 1e-6, 0.0
     torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
 
 
@@ -197,9 +197,9 @@ def test_gradients_of_what_is_expanded_over_its_first_dimension(expanded, device
 @pytest.mark.parametrize(("rows", "n"), [(5, 64), (65, 256), (65, 257), (33, 1024), (12, 8192)])
 def test_sums_that_nobody_wants_are_not_made(rows, n, device):
     dy, x, weight = (make(shape, device=device, seed=seed) for seed, shape in enumerate(((rows, n), (rows, n), (n,))))
-    dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, False, None, 1e-6, 0.0)
+    dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, None, False, 1e-6, 0.0)
     assert dweight.numel() == dbias.numel() == 0
-    everything = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, True, torch.float32, 1e-6, 0.0)
+    everything = torch.ops.cuops.rms_norm_bwd(dy, None, x, weight, torch.float32, True, 1e-6, 0.0)
     torch.testing.assert_close(dx, everything[0])
 
 

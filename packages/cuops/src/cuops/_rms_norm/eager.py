@@ -107,7 +107,7 @@ class _Direct(torch.autograd.Function):
         backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
         if takes_formula(dy, dh):
             backward = _bwd_plain
-        sums = wants_weight, bias_dtype if wants_bias else None
+        sums = bias_dtype if wants_bias else None, wants_weight
         dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
         return (
             *summands(dx, ctx.dtypes, ctx.needs_input_grad),

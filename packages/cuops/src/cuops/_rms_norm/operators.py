@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import _backend, _higher_derivatives, reference
 from .._arguments import dtype_name
-from .._transforms import is_transformed, takes_formula
+from .._transforms import PLAIN, is_transformed, takes_formula
+from . import sharding
 
 CHUNK = 1 << 16  # elements that the CPU works on at a time
 
@@ -17,7 +18,7 @@ library.define(
     "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
 )
 library.define(
-    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, bool needs_dweight, ScalarType? bias_dtype, "
+    "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, ScalarType? bias_dtype, bool needs_dweight, "
     "float eps, float weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias)"
 )
 
@@ -84,25 +85,25 @@ def _fwd_cpu(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type:
     return y, h, rstd
 
 
-def _empty_bwd(h, weight, needs_dweight, bias_dtype):  # type: ignore[no-untyped-def]
+def _empty_bwd(h, weight, bias_dtype, needs_dweight):  # type: ignore[no-untyped-def]
     """dx, dweight and dbias (empty where there is none), not yet written."""
     dx = torch.empty_like(h, memory_format=torch.contiguous_format)
     dweight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs_dweight else h.new_empty(0)
     return dx, dweight, h.new_empty(0 if bias_dtype is None else h.shape[-1], dtype=bias_dtype)
 
 
-def _bwd_cuda(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+def _bwd_cuda(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
     if h.numel() == 0:
-        return _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset)
+        return _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset)
     if dy.dtype != h.dtype and (wide := torch.promote_types(dy.dtype, h.dtype)) != h.dtype:
         # A float32 gradient of a float16 x may be beyond float16's range, and all of it counts in the sums.
         arrays = dy.to(wide), None if dh is None else dh.to(wide), h.to(wide), weight
-        dx, *sums = _bwd_cuda(*arrays, needs_dweight, bias_dtype, eps, weight_offset)
+        dx, *sums = _bwd_cuda(*arrays, bias_dtype, needs_dweight, eps, weight_offset)
         return dx.to(h.dtype), *(s if s.numel() else s.to(h.dtype) for s in sums)
     lib = _backend.library()
     parameter = _parameter(weight, h)
     arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), parameter
-    dx, dweight, dbias = _empty_bwd(h, parameter, needs_dweight, bias_dtype)
+    dx, dweight, dbias = _empty_bwd(h, parameter, bias_dtype, needs_dweight)
     with_bias = bias_dtype is not None
     scratch = h.new_empty(
         lib.rms_norm_bwd_scratch(*arrays, needs_dweight, with_bias, weight_offset), dtype=_sums_dtype(h.dtype)
@@ -112,16 +113,16 @@ def _bwd_cuda(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):
     return dx, dweight if parameter is weight or not needs_dweight else dweight.to(weight.dtype), dbias
 
 
-def _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+def _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
     dx, dweight, dbias = reference.rms_norm_torch_backward(dy, dh, h, weight, eps, weight_offset)
     dweight = dweight if needs_dweight else h.new_empty(0)
     return dx.contiguous(), dweight, h.new_empty(0) if bias_dtype is None else dbias.to(bias_dtype, copy=True)
 
 
-def _bwd_cpu(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
+def _bwd_cpu(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
     if h.numel() <= CHUNK:
-        return _bwd_plain(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset)
-    dx, dweight, dbias = _empty_bwd(h, weight, needs_dweight, bias_dtype)
+        return _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset)
+    dx, dweight, dbias = _empty_bwd(h, weight, bias_dtype, needs_dweight)
     flat, sums = dx.view(-1, h.shape[-1]), h.new_zeros((2, h.shape[-1]), dtype=torch.float64)
     wide = None if weight is None else weight.double()
     for part, (some_h, some_dy, some_dh) in _parts(h, dy, dh):
@@ -145,8 +146,8 @@ def _fwd_fake(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type
 
 
 @torch.library.register_fake("cuops::rms_norm_bwd", lib=library)
-def _bwd_fake(dy, dh, h, weight, needs_dweight, bias_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
-    return _empty_bwd(h, weight, needs_dweight, bias_dtype)
+def _bwd_fake(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
+    return _empty_bwd(h, weight, bias_dtype, needs_dweight)
 
 
 def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -166,7 +167,7 @@ def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     _, _, needs_dweight, needs_dbias, *_ = ctx.needs_input_grad
     if dy is not None:
         arrays = dy, dh if ctx.has_residual else None, h, weight
-        sums = needs_dweight, ctx.bias_dtype if needs_dbias else None
+        sums = ctx.bias_dtype if needs_dbias else None, needs_dweight
         backward = _bwd_plain if takes_formula(dy, dh) else torch.ops.cuops.rms_norm_bwd
         dx, dweight, dbias = backward(*arrays, *sums, ctx.eps, ctx.weight_offset)
     elif dh is not None and ctx.has_residual:
@@ -187,7 +188,7 @@ def summands(dh, dtypes, wanted):  # type: ignore[no-untyped-def]
 
 
 def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    dy, dh, h, weight, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset = inputs
+    dy, dh, h, weight, ctx.bias_dtype, ctx.needs_dweight, ctx.eps, ctx.weight_offset = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(dy, dh, h, weight)
 
@@ -196,7 +197,7 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, and those that follow, through its formula."""
 
     def formula(dy, dh, h, weight):  # type: ignore[no-untyped-def]
-        return _bwd_plain(dy, dh, h, weight, ctx.needs_dweight, ctx.bias_dtype, ctx.eps, ctx.weight_offset)
+        return _bwd_plain(dy, dh, h, weight, ctx.bias_dtype, ctx.needs_dweight, ctx.eps, ctx.weight_offset)
 
     return *_higher_derivatives.through(formula, ctx.saved_tensors, grads), None, None, None, None
 
@@ -209,5 +210,7 @@ def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # 
     """The operator, and where transforms are at work its formula, all of whose parts they know."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         out_dtype = getattr(torch, dtype_name(out_dtype))
+    if type(x) not in PLAIN:
+        sharding.learn()
     forward = _fwd_plain if is_transformed() else torch.ops.cuops.rms_norm_fwd
     return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
