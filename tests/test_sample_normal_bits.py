@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import cuops
+import numpy as np
 import pytest
 import torch
 from cuops import _backend, _driver
@@ -113,3 +114,32 @@ def test_replays_count_on_in_any_grid(d, n, shared):
         for seed, x in zip(seeds, drawn, strict=True):
             state = torch.stack([seed, torch.tensor(replay)]).cuda()
             assert torch.equal(x, cuops.sample_normal(mu, 1.0, n, seed=state, shared_noise=shared))
+
+
+def test_numbers_of_samples_stay_symbolic_in_exported_programs(device):
+    class Draws(torch.nn.Module):
+        def forward(self, mu, like):
+            return cuops.sample_normal(mu, 1.0, like.shape[0], seed=3, start=like.shape[0] + 1)
+
+    mu, like, longer = (torch.zeros(size, device=device) for size in (5, 6, 9))
+    dynamic = None, {0: torch.export.Dim.DYNAMIC}
+    for strict in (False, True):
+        exported = torch.export.export(Draws(), (mu, like), dynamic_shapes=dynamic, strict=strict).module()
+        assert torch.equal(exported(mu, longer), Draws()(mu, longer))
+
+
+def test_seeds_come_from_the_cpu_whatever_the_default_device():
+    def draw():
+        return cuops.sample_normal(np.zeros(4), 1.0, 3, generator=torch.Generator().manual_seed(1))
+
+    want = draw()
+    with torch.device("meta"):
+        assert np.array_equal(draw(), want)
+
+
+def test_fake_samples_on_cuda_advance_no_generator():
+    cuda = torch.cuda.is_available()
+    before = torch.cuda.get_rng_state() if cuda else None
+    with torch._subclasses.FakeTensorMode():
+        assert cuops.sample_normal(torch.zeros(4, device="cuda"), 1.0, 3).shape == (3, 4)
+    assert not cuda or torch.equal(torch.cuda.get_rng_state(), before)

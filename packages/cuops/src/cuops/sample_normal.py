@@ -103,7 +103,7 @@ def sample_normal(
     shape = _arguments.broadcast({name: tuple(v.shape) for name, v in arrays.items()})
     if not shape:
         raise ValueError("mu: expected at least 1 dimension, got 0")
-    _checks.draw(num_samples, sample_dim, start, math.prod(shape))
+    num_samples, start, sample_dim = _checks.draw(num_samples, sample_dim, start, math.prod(shape))
     dtype = mu.dtype if dtype is None else dtype
     if _arguments.dtype_name(dtype) not in _arguments.DTYPES:
         raise TypeError(f"dtype: expected float64, float32, float16 or bfloat16, got {dtype}")
@@ -112,7 +112,7 @@ def sample_normal(
     if low is not None and high is not None and isinstance(low, numbers.Real) and isinstance(high, numbers.Real):
         _checks.bounds(low < high)  # type: ignore[operator]
     sizes = (*shape[:-1], num_samples, shape[-1]) if sample_dim == 0 else (*shape, num_samples)
-    draw = Draw(0, 0, int(num_samples), int(start), int(sample_dim), bool(shared_noise), bool(antithetic))
+    draw = Draw(0, 0, num_samples, start, sample_dim, bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))
         return eager.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)

@@ -18,7 +18,7 @@ def number(name: str, value: Any) -> Any:
         _arguments.number(name, value, least=0)
     elif value is not None and value != value:
         raise ValueError(f"{name}: expected a number, got {value}")
-    return _arguments.real(name, value) if isinstance(value, int) else value
+    return value if value is None else _arguments.real(name, value)
 
 
 def bounds(ordered: bool) -> None:
@@ -27,13 +27,13 @@ def bounds(ordered: bool) -> None:
         raise ValueError("low: expected less than high everywhere")
 
 
-def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> None:
-    """There are counters for these samples and columns."""
-    _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES)
-    _arguments.integer("start", start, 0, MOST_SAMPLES - int(num_samples))
-    _arguments.integer("sample_dim", sample_dim, -1, 0)
+def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> tuple[int, int, int]:
+    """The three integers; there are counters for these samples and columns."""
+    num_samples = _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES)
+    start = _arguments.integer("start", start, 0, MOST_SAMPLES - num_samples)
     if columns > MOST_COLUMNS:
         raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
+    return num_samples, start, _arguments.integer("sample_dim", sample_dim, -1, 0)
 
 
 def seed(given: Any) -> int:

@@ -25,7 +25,8 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     truncated = low is not None or high is not None
     if truncated:
         low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
-    if (validate or not mu.is_cuda) and not _is_traced(mu, sigma) and not is_transformed():
+    traced = _is_traced(mu, sigma)
+    if (validate or not mu.is_cuda) and not traced and not is_transformed():
         _check_values(sigma, low, high)
     if out is not None:
         _arguments.out(out, sizes, dtype, mu, "mu")
@@ -37,7 +38,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
         return out
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
-    state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed)
+    state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed, traced)
     is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not _is_compiling()
     if is_in_place and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])

@@ -39,7 +39,8 @@ def draw_of(state: Tensor | None, seed: int, stream: int, *layout: Any) -> Draw:
 
 
 def _fwd_plain(mu, sigma, low, high, *rest):  # type: ignore[no-untyped-def]
-    return reference.sample_normal_torch(mu, sigma, low, high, draw_of(*rest[:-1]), rest[-1])
+    x = reference.sample_normal_torch(mu, sigma, low, high, draw_of(*rest[:-1]), rest[-1])
+    return torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x  # that autograd lets be written to
 
 
 def _bwd_plain(grad, mu, sigma, low, high, *rest):  # type: ignore[no-untyped-def]

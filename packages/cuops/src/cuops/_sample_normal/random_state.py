@@ -15,7 +15,7 @@ def host_seed(generator: torch.Generator | None) -> int:
     """A seed from a generator of the CPU."""
     if generator is not None and generator.device.type != "cpu":
         raise ValueError(f"generator: expected one of the CPU, got one of {generator.device}")
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
 
 
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)  # a build for the CPU has none
@@ -33,8 +33,8 @@ def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index] if generator is None else generator
 
 
-def random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tensor | None, int, int]:
-    """(state, seed, stream) as operators take them; a generator is advanced."""
+def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) -> tuple[Tensor | None, int, int]:
+    """(state, seed, stream) as operators take them; a generator is advanced, unless the call is `traced`."""
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64:
             raise TypeError(f"seed: expected an int64 tensor, got {seed.dtype}")
@@ -50,7 +50,7 @@ def random_state(device: torch.device, generator: Any, seed: Any) -> tuple[Tenso
             raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
         if not is_for(generator, device):
             raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
-    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    recorded = traced or torch._C._get_tracing_state() is not None
     if device.type == "cuda" and not recorded and not is_capturing():
         with advancing:
             taken = _cuda_generator(generator, device)
