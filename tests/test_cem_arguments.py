@@ -22,12 +22,14 @@ def test_numbers_of_each_dimension_come_in_any_kind(mu, kind):
 
 
 @pytest.mark.parametrize("mu", [np.zeros(2), torch.zeros(2)], ids=["numpy", "torch"])
-@pytest.mark.parametrize("wrong", ["abc", b"1", ["a", "b"], [[1.0, 2.0], [3.0]], {}, object], ids=repr)
+@pytest.mark.parametrize("wrong", [None, "abc", b"1", ["a", "b"], [[1.0, 2.0], [3.0]], {}, object], ids=repr)
 def test_what_is_no_number_is_refused_by_name(mu, wrong):
     with pytest.raises(TypeError, match="^sigma: expected a number or an array like mu, got"):
         cem.CrossEntropyMethod(mu, wrong, 10)
     with pytest.raises(TypeError, match="^high: expected a number or an array like mu, got"):
-        cem.CrossEntropyMethod(mu, 1.0, 10, high=wrong)
+        cem.CrossEntropyMethod(mu, 1.0, 10, high=object if wrong is None else wrong)
+    with pytest.raises(TypeError, match="^mu: expected a number or an array like mu, got"):
+        cem.CrossEntropyMethod(mu, 1.0, 10).reset(wrong, 1.0)
 
 
 def test_numpy_mu_and_a_tensor_do_not_go_together():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cem_problems import on_host, sphere
-from cuops.cem import CrossEntropyMethod
+from cuops.cem import CrossEntropyMethod, minimize
 
 
 def test_samples_keep_bounds_without_piling_up_on_them(array):
@@ -50,3 +50,15 @@ def test_a_shifted_plan_stays_within_the_bounds_of_each_step(array, options):
         for values in (method.mu, method.ask()):
             assert (values >= low).all()
             assert (values <= high).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"smoothing": 0.3}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_mean_stays_within_the_bounds_to_the_last_bit(array, dtype, options):
+    for seed, high in enumerate((0.1, 0.3, 0.7, 1 / 3, 0.9)):
+        mu = array([0.0, 0.0, 0.0], dtype)
+        high = np.asarray(high, dtype)
+        result = minimize(lambda x: -x.sum(-1), mu, 1.0, 60, steps=40, low=-1.0, high=high, seed=seed, **options)
+        assert (on_host(result.mu) <= high).all()
+        again = minimize(lambda x: -x.sum(-1), result.mu, 0.1, 60, steps=2, low=-1.0, high=high, **options)
+        assert (on_host(again.mu) <= high).all()

@@ -47,7 +47,7 @@ def test_a_saved_state_goes_on_bit_for_bit(array, options, pending):
     assert bits(method) != bits(other)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_copies_go_on_bit_for_bit_and_alone(array, options, copied):
     method = told(CrossEntropyMethod(array([[1.0, 2.0, 3.0]] * 2), 1.0, 40, seed=1, **options), sphere, 3)
@@ -190,6 +190,33 @@ def test_scores_of_another_library_are_refused():
         method.tell(np.ma.zeros(30))
 
 
+def test_scores_that_numpy_makes_an_array_of():
+    class Series:
+        """As pandas has it: a shape and values, but no methods of an array."""
+
+        shape = (30,)
+
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(30.0)
+
+    methods = [CrossEntropyMethod(np.zeros(2), 1.0, 30, seed=1) for _ in range(2)]
+    for method, scores in zip(methods, (np.arange(30.0), Series()), strict=True):
+        method.ask()
+        method.tell(scores)
+    assert bits(methods[0]) == bits(methods[1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_leaves_the_range_of_a_dtype_is_no_warning():
+    for options in ({"color": 1.0}, {"covariance": "full"}):
+        method = CrossEntropyMethod(np.zeros((2, 3), "float16"), 3e4, 50, seed=1, **options)
+        told(method, lambda x: np.abs(x).max(-1).astype("float32"), 2)
+    method = CrossEntropyMethod(np.zeros(3), 1.0, 10, seed=1)
+    method.ask()
+    method.tell(np.full(10, np.longdouble("1e4000")))
+    assert method.best_score == np.inf
+
+
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float16", "float32", "bool"])
 def test_scores_of_any_real_dtype(array, dtype):
     method = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 8, elites=2, seed=1)
@@ -225,6 +252,13 @@ def test_the_history_is_plotted(array, tmp_path):
         "mean of the elites",
     ]
     assert len(figure.axes[1].get_lines()[0].get_xdata()) == 12
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_history_without_finite_scores_is_plotted(tmp_path):
+    history = minimize(lambda x: x.sum(-1) * np.nan, np.zeros((4, 3)), 1.0, 20, steps=3, seed=1).history
+    history.plot(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").exists()
 
 
 def test_a_history_without_steps_is_not_plotted(array, tmp_path):

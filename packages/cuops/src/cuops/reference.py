@@ -361,7 +361,8 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
     """
     import numpy as np
 
-    wide = scores.astype(np.float64)
+    with np.errstate(over="ignore"):
+        wide = scores.astype(np.float64)
     finite = np.isfinite(wide)
     costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
     elites, kept = state.indices.shape[1], state.kept.shape[1]

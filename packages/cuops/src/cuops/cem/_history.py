@@ -99,7 +99,8 @@ class History:
             values = getattr(self, name).reshape(len(self), -1)
             if axes is scores and offset is not None:
                 values = np.abs(values - offset)
-            low, middle, high = np.quantile(values, (0.1, 0.5, 0.9), axis=1)
+            with np.errstate(invalid="ignore"):  # between infinite scores
+                low, middle, high = np.quantile(values, (0.1, 0.5, 0.9), axis=1)
             (line,) = axes.plot(self.evaluations, middle, label=label)
             if values.shape[1] > 1:
                 axes.fill_between(self.evaluations, low, high, color=line.get_color(), alpha=0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from .._arguments import is_tensor
@@ -15,3 +16,8 @@ def library_of(array: Any) -> Any:
     import numpy as np
 
     return np
+
+
+def quiet(array: Any) -> Any:
+    """A context in which what leaves the range of its dtype is no warning, as it never is in torch."""
+    return contextlib.nullcontext() if is_tensor(array) else library_of(array).errstate(all="ignore")

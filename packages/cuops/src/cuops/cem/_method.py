@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,10 @@ class CrossEntropyMethod:
         """What copies and pickles have: no views, whose memory would not be that of the copy."""
         return {**self.__dict__, "_last_views": (0, None, None)}
 
+    def __copy__(self) -> CrossEntropyMethod:
+        """All of it, as a step writes to the arrays."""
+        return copy.deepcopy(self)
+
     def __repr__(self) -> str:
         """A line, without waiting for the device."""
         shown = {"batch_shape": self.batch_shape, "event_shape": self.event_shape, "dtype": self.dtype}
@@ -140,7 +145,7 @@ class CrossEntropyMethod:
             raise ValueError('color: expected 0 with covariance="full"')
         matrix = color_filter(self.event_shape[0], float(color))
         wide = _options.wide(mu)
-        return torch.asarray(matrix).to(wide) if library_of(mu) is torch else matrix.astype(wide.dtype)
+        return torch.from_numpy(matrix).to(wide) if library_of(mu) is torch else matrix.astype(wide.dtype)
 
     @property
     def problems(self) -> int:
@@ -191,6 +196,7 @@ class CrossEntropyMethod:
             raise RuntimeError("tell: expected ask() before it, to score its samples")
         scores = _options.scores(scores, (*self.batch_shape, self._asked), self._memory)
         update(self._views(self._asked)[0], scores, self._state, self._refit)
+        self._sampler.clip(self._state.mu)  # which the mean of what is within the bounds may leave by a rounding
         self._evaluated = self._asked
         self._steps += 1
         self._asked = 0
@@ -250,11 +256,11 @@ class CrossEntropyMethod:
         horizon = self.event_shape[0]
         _arguments.integer("steps", steps, 0, horizon)
         sigma = self.sigma + 0 if sigma is None else _options.together("sigma", sigma, self.mu)
-        for rows in (self._state.mu[:, None], self._state.kept):
+        for rows in (self._state.mu, self._state.kept):
             by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
             moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
             by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
-            rows[...] = self._sampler.clipped(rows)
+            self._sampler.clip(rows)
         self._restart(self.mu, sigma)
 
     def _restart(self, mu: Any, sigma: Any) -> None:

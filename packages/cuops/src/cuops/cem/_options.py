@@ -28,7 +28,7 @@ def elites(value: Any, num_samples: int) -> int:
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """`value` is one of the words."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}: expected {' or '.join(map(repr, choices))}, got {value!r}")
 
 
@@ -71,7 +71,7 @@ def like(name: str, value: Any, mu: Any) -> Any:
             raise TypeError(f"{name}: expected numbers or a numpy.ndarray, as mu is one, got a torch.Tensor")
         _arguments.array(name, value, mu, "mu")
         return value.detach()
-    if isinstance(value, (str, bytes)):
+    if value is None or isinstance(value, (str, bytes)):
         raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
     import numpy as np
 
@@ -173,9 +173,13 @@ def seed(value: Any, generator: Any, mu: Any) -> int:
 
 def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
     """Scores of this shape, contiguous, where the samples are, in a floating dtype."""
-    if is_tensor(value) != is_tensor(memory) or not hasattr(value, "shape"):
+    if is_tensor(value) != is_tensor(memory) or not hasattr(value, "__array__"):
         kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
         raise TypeError(f"scores: expected {kind}, as the samples, got a {type(value).__qualname__}")
+    if not is_tensor(value):
+        import numpy as np
+
+        value = np.asanyarray(value)  # those of pandas and JAX, say
     if tuple(value.shape) != shape:
         raise ValueError(f"scores: expected one for each sample, shape {shape}, got {tuple(value.shape)}")
     if is_tensor(memory):

@@ -9,7 +9,7 @@ from .. import _backend
 from .._arguments import is_tensor
 from .._torch import torch
 from ..sample_normal import sample_normal
-from ._library import library_of
+from ._library import library_of, quiet
 from ._state import State
 
 
@@ -57,13 +57,11 @@ class Sampler:
             first = population[:, :kept]
             first[...] = xp.where((there < state.kept_count[:, None])[..., None], state.kept, first)
 
-    def clipped(self, values: Any) -> Any:
-        """Values of every problem, (problems, n, d), within its bounds."""
-        low, high = self.limits
-        if low is None:
-            return values
-        xp = library_of(values)
-        return xp.minimum(xp.maximum(values, low[:, None]), high[:, None])
+    def clip(self, values: Any) -> None:
+        """Brings values of every problem, (problems, d) or (problems, n, d), into its bounds."""
+        if self.limits[0] is not None:
+            low, high = (limit if values.ndim == 2 else limit[:, None] for limit in self.limits)
+            library_of(values).clip(values, low, high, out=values)
 
     def _normal(self, mu: Any, sigma: Any, num_samples: int, state: State, **options: Any) -> Any:
         seed = state.seed if is_tensor(mu) else int(state.clock[1])
@@ -81,4 +79,6 @@ class Sampler:
             noise = (self.filter @ noise.reshape(-1, horizon, noise.shape[-1] // horizon)).reshape(noise.shape)
             noise = noise * state.sigma[:, None]
         values = state.mu[:, None] + noise
-        population[...] = self.clipped(values)
+        self.clip(values)
+        with quiet(values):
+            population[...] = values
