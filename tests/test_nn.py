@@ -288,6 +288,22 @@ def train_sharded(rank, world, folder):
     os._exit(0)
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="PyTorch before 2.8")
+def test_regions_that_are_compiled_once(device):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = cuops.nn.RMSNorm(16), cuops.nn.KronLinear((4, 4), (4, 4))
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x):
+            return self.linear(x + self.norm(x))
+
+    model = torch.nn.Sequential(Block(), Block()).to(device)
+    x = make((3, 16), device=device)
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x))
+
+
 def test_fully_sharded(device, tmp_path):
     world = min(2, torch.cuda.device_count()) if device.type == "cuda" else 2
     x = make((4, 8), device=device)
@@ -309,15 +325,23 @@ def test_is_imported_on_demand(run_python):
         assert "transformers" not in sys.modules
     """)
     run_python("""
-        import sys
+        import inspect, sys
         sys.modules["torch"] = None
         import cuops
+        why = "cuops.nn needs PyTorch, which is not installed; run: pip install torch"
         try:
-            cuops.nn
+            import cuops.nn
         except ImportError as error:
-            assert str(error) == "cuops.nn needs PyTorch, which is not installed; run: pip install torch", error
+            assert str(error) == why, error
         else:
             raise AssertionError
+        try:
+            cuops.nn
+        except AttributeError as error:
+            assert str(error) == f"module 'cuops' has no attribute 'nn' here: {why}", error
+        else:
+            raise AssertionError
+        assert "nn" not in dict(inspect.getmembers(cuops))
     """)
     assert inspect.ismodule(cuops.nn)
     assert "cuops.nn" in sys.modules

@@ -282,6 +282,18 @@ def test_undo_refuses_modules_that_have_become_others():
     assert type(model[0]) is torch.nn.RMSNorm
 
 
+def test_undo_refuses_modules_with_a_forward_of_their_own():
+    """As accelerate gives it to a module that it offloads."""
+    model = torch.nn.Sequential(torch.nn.RMSNorm(8))
+    replacement = cuops.nn.replace_rms_norm(model)
+    model[0].forward = model[0].forward
+    with pytest.raises(RuntimeError, match="no longer those that replace_rms_norm put there: 0"):
+        replacement.undo()
+    del model[0].forward
+    replacement.undo()
+    assert type(model[0]) is torch.nn.RMSNorm
+
+
 def test_bad_arguments_are_refused_and_change_nothing():
     model = torch.nn.Sequential(torch.nn.RMSNorm(8), OtherNorm(8, 1.0))
     before = list(model)

@@ -3,7 +3,7 @@
 `cuops.nn` has them as modules, `cuops.cem` the Cross-Entropy Method on top of the samples.
 """
 
-from . import errors
+from . import _torch, errors
 from .kron_linear import kron_linear
 from .kron_plan import KronGroup, KronPlan, kron_plan
 from .pinned import pinned_empty
@@ -25,16 +25,19 @@ SUBPACKAGES = ("cem", "nn")  # imported when they are asked for
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from importlib.metadata import version
+    try:
+        if name == "__version__":
+            from importlib.metadata import version
 
-        return version("cuops")
-    if name in SUBPACKAGES:
-        import importlib
+            return version("cuops")
+        if name in SUBPACKAGES:
+            import importlib
 
-        return importlib.import_module(f".{name}", __name__)
+            return importlib.import_module(f".{name}", __name__)
+    except ImportError as error:  # without PyTorch, or without the distribution that has the version
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *SUBPACKAGES, "__version__"]
+    return [*__all__, *(name for name in SUBPACKAGES if name != "nn" or _torch.torch is not None), "__version__"]

@@ -13,7 +13,7 @@ from . import _dlpack
 from ._torch import torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
-TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES} if torch else {}
+TORCH_DTYPES = tuple(getattr(torch, name) for name in DTYPES) if torch else ()
 INTEGERS = (int, numbers.Integral, *((torch.SymInt,) if torch else ()))  # exported programs have sizes without a number
 
 
@@ -31,7 +31,8 @@ def is_ndarray(value: Any) -> bool:
 def dtype_name(dtype: Any) -> str:
     """float32 for torch.float32, numpy.float32 and the like."""
     if torch is not None and isinstance(dtype, torch.dtype):
-        return TORCH_DTYPES.get(dtype) or str(dtype)
+        name = str(dtype).removeprefix("torch.")  # a dict with dtypes as keys stops nested_compile_region
+        return name if name in DTYPES else str(dtype)
     return dtype.__name__ if isinstance(dtype, type) else str(dtype)
 
 
@@ -136,9 +137,9 @@ def computable(name: str, value: Any, devices: tuple[str, ...] = ("cpu", "cuda")
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """`value` is an integer within the limits."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if isinstance(value, bool) or not isinstance(value, INTEGERS):
         raise TypeError(f"{name}: expected an integer, got {type(value).__qualname__}")
-    value = int(value)
+    value = int(value) if isinstance(value, numbers.Integral) else value
     if value < least or (most is not None and value > most):
         within = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{name}: expected an integer {within}, got {value}")

@@ -44,10 +44,15 @@ class Replacement:
         """Puts the very modules back that were there; they have the parameters as they are now.
 
         Raises RuntimeError, and changes nothing, where another module has taken a place since, or a module there has
-        become one of another class, as parametrizations make it.
+        become one of another class, as parametrizations make it, or has got a forward of its own, as offloading by
+        accelerate gives it.
         """
         places = ((place, place.parent._modules.get(place.name)) for place in self._places)
-        if taken := [place.path for place, now in places if now is not place.new or type(now) is not RMSNorm]:
+
+        def is_as_it_was(place: _Place, now: torch.nn.Module | None) -> bool:
+            return now is place.new and type(now) is RMSNorm and "forward" not in vars(now)
+
+        if taken := [place.path for place, now in places if not is_as_it_was(place, now)]:
             raise RuntimeError(f"these modules are no longer those that replace_rms_norm put there: {', '.join(taken)}")
         for place in self._places:
             place.parent._modules[place.name] = place.old
