@@ -162,6 +162,15 @@ def test_a_reader_that_leaves_is_no_failure(arguments, unbuffered):
     assert command.returncode in (0, 141)  # argparse passes over it where it prints help
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_knows_few_letters_is_no_failure(encoding):
+    command = [sys.executable, "-m", "cuops", "profile", "--help"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"implementation" in done.stdout
+
+
 def test_output_that_goes_nowhere_is_no_failure():
     command = [sys.executable, "-m", "cuops", "--version"]
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, check=False)
