@@ -6,7 +6,6 @@ import itertools
 import os
 
 import cuops
-import pytest
 import torch
 from rms_norm_samples import make
 
@@ -44,7 +43,9 @@ def in_each_process(rank, world, device, folder):
 
     whole = arguments(device)
     # The same shapes with other results, one after the other: PyTorch remembers what it found for arguments.
-    for placement, wanted in itertools.product((Shard(0), Shard(1), Shard(2), Replicate()), ([0, 1, 2, 3], [0], [0, 3])):
+    for placement, wanted in itertools.product(
+        (Shard(0), Shard(1), Shard(2), Replicate()), ([0, 1, 2, 3], [0], [0, 3])
+    ):
         placements = placement, placement, Replicate(), Replicate()
         shards = [distribute_tensor(t, mesh, [p]) for t, p in zip(whole, placements, strict=True)]
         for options in ({}, {"out_dtype": torch.float64}, {"weight_offset": 1.0, "eps": 1e-2}):

@@ -180,10 +180,10 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_dx<T, __VA_ARGS__>(p);                                                                                \
   }
-#define RMS_NORM_BWD_DX_OF(name, T)                                      \
-  RMS_NORM_BWD_DX(name, T, dx_short, 256, 4, true, 2, 2, false, false)           \
-  RMS_NORM_BWD_DX(name, T, dx, 384, 2, true, 4, 1, false, true)                  \
-  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, true, 4, 1, true, true)            \
+#define RMS_NORM_BWD_DX_OF(name, T)                                               \
+  RMS_NORM_BWD_DX(name, T, dx_short, 256, 4, true, 2, 2, false, false)            \
+  RMS_NORM_BWD_DX(name, T, dx, 384, 2, true, 4, 1, false, true)                   \
+  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, true, 4, 1, true, true)             \
   RMS_NORM_BWD_DX(name, T, dx_no_weight_short, 256, 4, false, 2, 2, false, false) \
   RMS_NORM_BWD_DX(name, T, dx_no_weight, 512, 1, false, 4, 1, false, true)
 RMS_NORM_BWD_DX_OF(f32, float)

@@ -87,7 +87,8 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
   const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
   const bool active = wanted < p.rows;
-  const T* const x = static_cast<const T*>(p.x.data) + offset_of(p.x, row);
+  auto start_of = [&](const Rows& rows) { return kOptions == kAll ? offset_of(rows, row) : row * rows.stride; };
+  const T* const x = static_cast<const T*>(p.x.data) + start_of(p.x);
   const Division<T, kWidth, kPhased, int> division(x, p.n);
   const int first = team.first(), step = team.threads();
   auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
@@ -119,8 +120,8 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   }
   const T* h = x;
   if (has_residual) {
-    const void* const residual = static_cast<const char*>(p.residual.data) + offset_of(p.residual, row) * size_of(p.residual_dtype);
-    T* const h_at = static_cast<T*>(p.h.data) + offset_of(p.h, row);
+    const void* const residual = static_cast<const char*>(p.residual.data) + start_of(p.residual) * size_of(p.residual_dtype);
+    T* const h_at = static_cast<T*>(p.h.data) + start_of(p.h);
     auto add = [&](int i, const Pack<Acc, kWidth>& other) {
       auto wide = convert<Acc>(held[i]);
 #pragma unroll
@@ -178,7 +179,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
   const DType y_dtype = kOptions == kAll ? p.y_dtype : kDTypeOf<T>;
-  void* const y = static_cast<char*>(p.y.data) + offset_of(p.y, row) * size_of(y_dtype);
+  void* const y = static_cast<char*>(p.y.data) + start_of(p.y) * size_of(y_dtype);
   Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
   if (__builtin_expect(team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0))
     return careful_row_with_options<kPhased>(h, active ? y : nullptr, y_dtype, weight, bias, rstd_at, p.n, constants, team);
@@ -186,7 +187,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   const Acc rstd = rsqrt_rn(mean_eps);
   if (rstd_at && first == 0) *rstd_at = rstd;
 
-  const unsigned zero = static_cast<unsigned>(p.parts);  // rows are in one part
+  const unsigned zero = kOptions == kAll ? p.parts : static_cast<unsigned>(p.x.outer_stride);  // of rows in one part, of one stride
 #pragma unroll
   for (int from = 0; from < kResident; from += kGroup) {
     if (!has_packs || !exists(from)) break;
@@ -237,12 +238,12 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd_options<T, cuops::__VA_ARGS__>(p);                                                                    \
   }
-#define RMS_NORM_FWD_OF(name, T)                                               \
-  RMS_NORM_FWD(name, T, short_options, 256, 3, kAll, 2, 2, false, false)       \
-  RMS_NORM_FWD(name, T, middle_options, 384, 2, kAll, 4, 2, false, true)       \
-  RMS_NORM_FWD(name, T, wide_options, 256, 2, kAll, 8, 2, false, true)         \
-  RMS_NORM_FWD(name, T, phased_short_options, 256, 3, kAll, 2, 2, true, false) \
-  RMS_NORM_FWD(name, T, phased_options, 256, 2, kAll, 8, 2, true, true)        \
+#define RMS_NORM_FWD_OF(name, T)                                                \
+  RMS_NORM_FWD(name, T, short_options, 256, 3, kAll, 2, 2, false, false)        \
+  RMS_NORM_FWD(name, T, middle_options, 384, 2, kAll, 4, 2, false, true)        \
+  RMS_NORM_FWD(name, T, wide_options, 256, 2, kAll, 8, 2, false, true)          \
+  RMS_NORM_FWD(name, T, phased_short_options, 256, 3, kAll, 2, 2, true, false)  \
+  RMS_NORM_FWD(name, T, phased_options, 256, 2, kAll, 8, 2, true, true)         \
   RMS_NORM_FWD(name, T, short_no_weight, 256, 6, kNoWeight, 2, 2, false, false) \
   RMS_NORM_FWD(name, T, middle_no_weight, 512, 2, kNoWeight, 4, 4, false, true) \
   RMS_NORM_FWD(name, T, wide_no_weight, 256, 3, kNoWeight, 8, 4, false, true)

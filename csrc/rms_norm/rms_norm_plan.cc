@@ -47,7 +47,8 @@ Kernel& kernel_of(DType dtype, Variant variant) {
       {{"rms_norm", {"_short", "_full", "_residual", "_middle", "_wide", "_late", "_stay", "_phased_short", "_phased"}},
        {"rms_norm_options",
         {"_short_options", "_middle_options", "_wide_options", "_phased_short_options", "_phased_options", "_short_no_weight",
-         "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_middle_wide_weight", "_wide_wide_weight", "_phased_wide_weight"}},
+         "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_middle_wide_weight", "_wide_wide_weight",
+         "_phased_wide_weight"}},
        {"rms_norm_parts", {"_sums", "_parts"}},
        {"rms_norm_any", {"_long", "_vectors", "_any"}}});
   return table.at(dtype, variant);
@@ -62,7 +63,7 @@ struct Problem {
   bool no_weight, wide_weight;  // or common but for the weight, of which there is none, or one of float32 beside 16 bits
   bool aligned;                 // all arrays can be moved in vectors
   bool alike;                   // or all rows start alike, so that unaligned ones can be
-  bool usual;  // what has not the dtype of x is float32 beside 16 bits, or 16 bits beside float32
+  bool usual;                   // what has not the dtype of x is float32 beside 16 bits, or 16 bits beside float32
 
   int width() const { return 16 / size_of(dtype); }
   std::int64_t packs() const { return n / width(); }
@@ -88,9 +89,7 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) &&
                     vectors_fit(p.residual, width, p.residual_dtype) && vectors_fit(p.h, width, dtype) &&
                     vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
-  auto is_alike = [&](const Rows& rows, DType of) {
-    return has_one_stride(rows) && start_alike(p.x, dtype, rows, of, width);
-  };
+  auto is_alike = [&](const Rows& rows, DType of) { return has_one_stride(rows) && start_alike(p.x, dtype, rows, of, width); };
   problem.alike = fits && aligned16(p.weight) && aligned16(p.bias) && is_alike(p.x, dtype) && is_alike(p.y, p.y_dtype) &&
                   (!problem.residual || (is_alike(p.residual, p.residual_dtype) && is_alike(p.h, dtype)));
   auto is_usual = [&](const void* data, DType of) {
@@ -146,12 +145,8 @@ std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& 
       return if_room(variant(kWideOptions, kWideNoWeight, kWideWideWeight), resident_shape(rows, packs, 8, 256));
   } else if (problem.alike) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
-    if (packs <= (few ? 512 : 32))
-      return if_room(kPhasedShortOptions, resident_shape(rows,
-                                                         std::max<std::int64_t>(packs, few         ? 64
-                                                                                       : packs < 8 ? 16
-                                                                                                   : 8),
-                                                         2, 256));
+    const std::int64_t least = few ? 64 : packs < 8 ? 16 : 8;
+    if (packs <= (few ? 512 : 32)) return if_room(kPhasedShortOptions, resident_shape(rows, std::max(packs, least), 2, 256));
     if (wide_weight && packs <= 1024 * hw.largest_cluster)
       return if_room(kPhasedWideWeight, resident_shape(rows, std::max<std::int64_t>(packs, 8), 4, 256));
     if (packs <= 2048 * hw.largest_cluster) return if_room(kPhasedOptions, resident_shape(rows, packs, 8, 256));

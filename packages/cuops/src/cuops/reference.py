@@ -361,13 +361,12 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
     """
     import numpy as np
 
-    with np.errstate(over="ignore"):
-        wide = scores.astype(np.float64)
-    finite = np.isfinite(wide)
-    costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
     elites, kept = state.indices.shape[1], state.kept.shape[1]
     noise = max(refit.noise - refit.noise_decrease * int(state.clock[0]), 0.0)
     with np.errstate(all="ignore"):
+        wide = scores.astype(np.float64)
+        finite = np.isfinite(wide)
+        costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
         for problem, order in enumerate(np.argsort(costs, -1, kind="stable")):
             count = min(int(finite[problem].sum()), elites)
             state.indices[problem], state.kept_indices[problem] = -1, -1

@@ -24,30 +24,29 @@ def _tell() -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
-    def beside(array: Any, placement: Any) -> Any:
-        return None if array is None else placement
+    whole = Replicate()
 
-    def ways(x: Any, pattern: Callable[[Any, Any], Any]) -> list[Any]:
-        """`pattern` with what rows and their sums become: undivided, or divided along any dimension but the last."""
-        divided = [pattern(Shard(dim), Partial()) for dim in range(len(x.shape) - 1)]
-        return [pattern(Replicate(), Replicate()), *divided]
+    def ways(x: Any, way: Callable[[Any, Any], Any]) -> list[Any]:
+        """`way` with what rows and their sums become: undivided, or divided along any dimension but the last."""
+        return [way(whole, whole), *(way(Shard(dim), Partial()) for dim in range(len(x.shape) - 1))]
 
-    @register_sharding(torch.ops.cuops.rms_norm_fwd.default)
+    def where(there: Any, placement: Any, otherwise: Any = None) -> Any:
+        return otherwise if there is None else placement
+
     def fwd(x: Any, residual: Any, weight: Any, bias: Any, *others: Any) -> Any:
-        def pattern(rows: Any, _: Any) -> Any:
-            return (
-                [rows, rows if residual is not None else Replicate(), rows],
-                [rows, beside(residual, rows), *(beside(a, Replicate()) for a in (weight, bias)), *[None] * len(others)],
-            )
+        def way(rows: Any, _: Any) -> Any:
+            inputs = [rows, where(residual, rows), where(weight, whole), where(bias, whole)]
+            return [rows, where(residual, rows, whole), rows], [*inputs, *(None for _ in others)]
 
-        return ways(x, pattern)
+        return ways(x, way)
 
-    @register_sharding(torch.ops.cuops.rms_norm_bwd.default)
     def bwd(dy: Any, dh: Any, h: Any, weight: Any, bias_dtype: Any, needs_dweight: bool, *others: Any) -> Any:
-        def pattern(rows: Any, sums: Any) -> Any:
-            return (
-                [rows, sums if needs_dweight else Replicate(), sums if bias_dtype is not None else Replicate()],
-                [rows, beside(dh, rows), rows, beside(weight, Replicate()), None, None, *[None] * len(others)],
-            )
+        def way(rows: Any, sums: Any) -> Any:
+            inputs = [rows, where(dh, rows), rows, where(weight, whole)]
+            outputs = [rows, sums if needs_dweight else whole, where(bias_dtype, sums, whole)]
+            return outputs, [*inputs, None, None, *(None for _ in others)]
 
-        return ways(h, pattern)
+        return ways(h, way)
+
+    register_sharding(torch.ops.cuops.rms_norm_fwd.default)(fwd)
+    register_sharding(torch.ops.cuops.rms_norm_bwd.default)(bwd)
