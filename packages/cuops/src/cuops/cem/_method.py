@@ -39,7 +39,8 @@ class CrossEntropyMethod:
         elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1.
         maximize: whether the greatest scores are best.
         covariance: "diagonal", or "full": the covariance of the elites, ``event`` as one vector, is learned too. sigma
-            is the root of its diagonal then, b applies to the covariance, and noise, decay and limits to its diagonal.
+            is the root of its diagonal then, and its square a number of the state's dtype; b applies to the covariance,
+            and noise, decay and limits to its diagonal.
         event_dims: how many of the last dimensions of mu belong to one x.
         smoothing: weight of the new moments, over 0 and at most 1: one for both, or a pair for mu and sigma. Less
             than 1 for sigma keeps it from shrinking before mu has come far.
@@ -112,6 +113,8 @@ class CrossEntropyMethod:
         if population_decay < 1:
             raise ValueError(f"population_decay: expected a number of at least 1, got {population_decay}")
         self._population_decay = float(population_decay)
+        if covariance == "full":
+            _options.variances(sigma)
         flat_mu, flat_sigma = (_options.wide(array).reshape(self.problems, -1) for array in (mu, sigma))
         base = _options.seed(seed, generator, mu)
         self._state = State.create(flat_mu, flat_sigma, self.num_elites, kept, self._refit, base, covariance == "full")

@@ -101,6 +101,15 @@ def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:
     return mu, sigma
 
 
+def variances(sigma: Any) -> None:
+    """The squares of sigma are numbers of its dtype, with all their digits."""
+    xp = library_of(sigma)
+    limits = xp.finfo(sigma.dtype)
+    least, most = float(limits.tiny) ** 0.5, float(limits.max) ** 0.5
+    if not ((sigma == 0) | ((sigma >= least) & (sigma <= most))).all():
+        raise ValueError(f'sigma: expected 0 or {least:.1e} to {most:.1e} with covariance="full", whose squares it has')
+
+
 def together(name: str, value: Any, mu: Any) -> Any:
     """The array in mu's shape and the dtype of mu's sums."""
     value = like(name, value, mu)
