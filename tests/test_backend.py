@@ -80,11 +80,64 @@ def test_clusters_are_no_larger_than_a_gpu_has_room_for(
         for dtype in ("float32", "float64"):
             for lead in (0, 1):  # rows that are whole vectors, and rows that are not
                 cuops.rms_norm(numpy.ones((2, (1 << 20) + lead), dtype))
+        cuops.rms_norm(numpy.ones((2, 65536)), numpy.ones(65536))
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
     run(installation, code, LIBRARIES=driver, **settings)
     launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
     assert {int(line.rsplit(maxsplit=1)[1]) for line in launches} == {largest}
+
+
+@pytest.mark.parametrize("room", [16, 8])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "wanted"),
+    [
+        ((4, 16384), "float16", True),
+        ((64, 8192), "float32", True),
+        ((1, 200000), "float64", True),
+        ((1, 71416), "float16", False),
+    ],
+    ids=str,
+)
+def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
+    installation: Installation, driver: Path, tmp_path: Path, shape, dtype, wanted: bool, room: int
+):
+    log = tmp_path / "log"
+    code = f"""
+        import ctypes, numpy, tvm_ffi
+        from cuops import _backend
+
+        class OnCuda:
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack_device__(self):
+                return 2, 0
+
+            def __dlpack__(self, **_):
+                capsule = self.array.__dlpack__()
+                pointer = ctypes.pythonapi.PyCapsule_GetPointer
+                pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+                ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # after the address, the device
+                return capsule
+
+        def on_cuda(size, dtype):
+            memory = numpy.zeros(numpy.prod(size, dtype=int) + 64, dtype)
+            start = -memory.ctypes.data % 16 // memory.itemsize
+            return tvm_ffi.from_dlpack(OnCuda(memory[start:][: numpy.prod(size, dtype=int)].reshape(size)))
+
+        shape, dtype, wanted = {shape}, {dtype!r}, {wanted}
+        library = _backend.library()
+        dx, dy, h = (on_cuda(shape, dtype) for _ in range(3))
+        dweight, weight = (on_cuda(shape[-1:], dtype) if wanted else None for _ in range(2))
+        size = library.rms_norm_bwd_scratch(dy, None, h, weight, wanted, False, 0.0)
+        scratch = on_cuda((size,), "float64" if dtype == "float64" else "float32")
+        library.rms_norm_bwd(dx, dweight, None, scratch, dy, None, h, weight, 1e-6, 0.0)
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_CAPABILITY=90, STAND_IN_ROOM=room, STAND_IN_LOG=log)
+    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
+    largest = max(int(line.rsplit(maxsplit=1)[1]) for line in launches)
+    assert largest == 16 if room == 16 else largest <= 8
 
 
 def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):

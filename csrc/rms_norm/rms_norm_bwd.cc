@@ -134,8 +134,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   const ContextGuard context(device);
   const CUstream stream = current_stream(h.device());
   if (plan.kernel >= kColumnsAny) {
-    const auto rows = static_cast<RmsNormBwdKernel>(plan.kernel - kColumnsAny + kRowsAny);
-    launch(rms_norm_bwd_kernel(dtype, rows), device, stream, plan.rows_shape, &p);
+    launch(rms_norm_bwd_kernel(dtype, rows_kernel(plan.kernel)), device, stream, plan.rows_shape, &p);
   }
   launch(rms_norm_bwd_kernel(dtype, plan.kernel), device, stream, plan.shape, &p);
   for (const Sum& sum : sums_of) {

@@ -60,6 +60,11 @@ std::int64_t teams_of(const Problem& p, std::int64_t at_once, unsigned side_by_s
   return best;
 }
 
+// Every GPU with clusters has room for one of 8, but a part of a GPU may not for a larger one.
+bool is_room(DType dtype, RmsNormBwdKernel kernel, const LaunchShape& shape, int device) {
+  return shape.cluster <= 8 || clusters_at_once(rms_norm_bwd_kernel(dtype, kernel), device, shape) > 0;
+}
+
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 long long kept_until(const Problem& p, const Hardware& hw) { return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw); }
 
@@ -115,8 +120,7 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
     shape.shared_bytes = shared_bytes();
     if (all == 1) return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, 1, true};
     const RmsNormBwdKernel kernel = phased ? kHeldClusterPhased : kHeldCluster;
-    // Every GPU with clusters has room for one of 8, but a part of a GPU may not for one of 16.
-    if (all <= 8 || clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape) > 0) return {kernel, shape, 1, true};
+    if (is_room(p.dtype, kernel, shape, device)) return {kernel, shape, 1, true};
     shape = {0, row.across, 1, 1, 0, true};
   }
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
@@ -227,7 +231,7 @@ std::optional<Plan> plan_dx(const Problem& p, int device, const Hardware& hw) {
   const RmsNormBwdKernel kernel = phased       ? kDxPhased
                                   : p.weighted ? (is_short ? kDxShort : kDx)
                                                : (is_short ? kDxNoWeightShort : kDxNoWeight);
-  if (shape.cluster > 8 && clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape) == 0) return {};
+  if (!is_room(p.dtype, kernel, shape, device)) return {};
   return Plan{kernel, shape, 0, false, kept_until(p, hw)};
 }
 
@@ -249,11 +253,14 @@ LaunchShape short_rows_shape(const Problem& p) {
 }
 
 // Longer ones a block, or a cluster where they are few.
-LaunchShape long_rows_shape(const Problem& p, const Hardware& hw) {
+LaunchShape long_rows_shape(const Problem& p, RmsNormBwdKernel kernel, int device, const Hardware& hw) {
   const unsigned threads = p.n > 32768 ? 512 : p.n > 2048 ? 256 : 128;
   unsigned cluster = 1;
   while (cluster < hw.largest_cluster && threads * 16 * cluster < p.n && p.rows * cluster <= hw.multiprocessors) cluster *= 2;
-  return {static_cast<unsigned>(p.rows) * cluster, threads, 1, cluster, 0, true};
+  auto shape_of = [&](unsigned cluster) {
+    return LaunchShape{static_cast<unsigned>(p.rows) * cluster, threads, 1, cluster, 0, true};
+  };
+  return is_room(p.dtype, kernel, shape_of(cluster), device) ? shape_of(cluster) : shape_of(8);
 }
 
 // The second: blocks for so many packs of columns, and, where rows are many, for parts of the rows; else one block has all of them,
@@ -269,7 +276,7 @@ Plan plan_second(RmsNormBwdKernel kernel, LaunchShape shape, std::int64_t packs,
 }
 
 // A thread has a pack of columns, and rows lie side by side in a block.
-Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
+Plan plan_columns(const Problem& p, bool few, int device, const Hardware& hw) {
   const bool in_vectors = p.starts == kAligned && p.dtype != kFloat64;
   const std::int64_t packs = in_vectors ? vectors_of(p) : p.n;
   LaunchShape shape{0, std::min(256u, threads_across(packs, 1)), 1, 1, 0, true};
@@ -283,13 +290,13 @@ Plan plan_columns(const Problem& p, bool few, const Hardware& hw) {
       shape.block_y = static_cast<unsigned>(std::min<std::int64_t>(256 / shape.block_x, (p.rows + 3) / 4));
   }
   Plan plan = plan_second(in_vectors ? kColumnsVectors : kColumnsAny, shape, packs, shape.block_x, p, few, hw);
-  plan.rows_shape = p.n <= 256 ? short_rows_shape(p) : long_rows_shape(p, hw);
+  plan.rows_shape = p.n <= 256 ? short_rows_shape(p) : long_rows_shape(p, rows_kernel(plan.kernel), device, hw);
   return plan;
 }
 
 // The same for rows that start together. Few long rows are in parts, so that there are two blocks a multiprocessor: of fewer
 // threads where those would have less than 16 elements.
-Plan plan_phased(const Problem& p, bool few, const Hardware& hw) {
+Plan plan_phased(const Problem& p, bool few, int, const Hardware& hw) {
   const bool shifts = p.n % width_of(p.dtype) != 0;
   const std::int64_t vectors = (p.n + width_of(p.dtype) - 1) / width_of(p.dtype);
   unsigned most_across = 256;
@@ -336,7 +343,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
 RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
   const std::int64_t vectors = vectors_of(p), clusters = hw.largest_cluster;
-  if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, hw);
+  if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, device, hw);
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
   if (p.common && p.rows == 1) {
     const std::int64_t most = kRowThreads * std::min(clusters, kMostRowBlocks);
@@ -350,7 +357,10 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
     if (const auto found = plan_dx(p, device, hw)) return *found;
   }
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
-  if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) return plan_at_once(p);
+  if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) {
+    const Plan found = plan_at_once(p);
+    if (is_room(p.dtype, found.kernel, found.shape, device)) return found;
+  }
   if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, device, hw);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
@@ -361,7 +371,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   // Rows that no cluster holds have parts on all multiprocessors.
   const bool in_parts = hw.tuned == 90 && (p.starts == kTogether || (p.starts == kAligned && p.rows == 1 && vectors > most_wide));
   const auto plan_in_two = in_parts ? plan_phased : plan_columns;
-  if (few) return plan_in_two(p, true, hw);
+  if (few) return plan_in_two(p, true, device, hw);
   if (held) return plan_held(p, device, hw);
   std::optional<Plan> found;
   if (in_one && vectors <= most_wide) found = plan_wide(p, vectors, device, hw);
@@ -371,7 +381,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const bool fits =
       static_cast<int>(bytes + own_bytes) <= hw.shared_bytes && vectors <= kGeneralVectors * kGeneralThreads * clusters;
   if (p.starts == kAligned && fits) found = plan_general(p, vectors, bytes, device, hw);
-  return found ? *found : plan_in_two(p, false, hw);
+  return found ? *found : plan_in_two(p, false, device, hw);
 }
 
 // Each thread adds up six rows or so, and blocks have as few columns as that takes.

@@ -43,6 +43,11 @@ enum RmsNormBwdKernel {
 
 Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel);
 
+// Of two kernels for the rows and then the columns, the first, by the second.
+inline RmsNormBwdKernel rows_kernel(RmsNormBwdKernel columns) {
+  return static_cast<RmsNormBwdKernel>(columns - kColumnsAny + kRowsAny);
+}
+
 // Where rows start: all at a multiple of 16 bytes, weight and n too; those of one number equally far behind one; or anywhere.
 enum RowStarts { kAligned, kTogether, kAnywhere };
 

@@ -188,7 +188,9 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   }
   if (problem.aligned && packs <= 2048 * (is_double ? hw.largest_cluster : std::min(hw.largest_cluster, 2u))) {
     // Between, its blocks have fewer threads, and no room for more blocks.
-    if (is_double || packs <= 2048 || packs > 3840 || rows <= 256) return Found(kWide, resident_shape(rows, packs, 8, 256));
+    const LaunchShape shape = resident_shape(rows, packs, 8, 256);
+    const bool better = is_double || packs <= 2048 || packs > 3840 || rows <= 256;
+    if (better && is_room(problem.dtype, kWide, shape, device)) return Found(kWide, shape);
   }
   if (problem.aligned && !is_double && hw.clusters() && packs <= 4096 * hw.largest_cluster) {
     const auto [stay, at_once] = stay_shape(problem, device);
