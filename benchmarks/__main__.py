@@ -16,7 +16,7 @@ from cuops.cli import cases
 from cuops.errors import CuopsError
 
 from . import cem
-from .comparison import RESULTS, Timer
+from .comparison import RESULTS, Timer, output
 
 ON_REQUEST = ("grid", "at_random", "plan", "options")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--part", type=_part, metavar="2/8", help="of a section that takes long; parts add up in --output"
     )
-    made.add_argument("--output", type=Path, metavar="FOLDER", help=f"by default {RESULTS}")
+    made.add_argument("--output", type=Path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
     made.add_argument("--quick", action="store_true", help="fewer shapes, shorter measurements")
     made.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     return made
@@ -95,8 +95,7 @@ def _checked(options: argparse.Namespace, sections: dict[str, Any], chosen: Sequ
     others = options.shapes or options.dtypes or options.without
     if others and options.output is None and not set(chosen) <= set(ON_REQUEST):
         raise ValueError(f"--output: expected another folder than {RESULTS} with --shapes, --dtypes or --without")
-    options.output = options.output or RESULTS
-    cases.folder(options.output)
+    options.output = output(options.output, options.device)
     return functions
 
 

@@ -18,7 +18,7 @@ from cuops.cem import CrossEntropyMethod
 from cuops.cli import cases
 from cuops.errors import CuopsError
 
-from .comparison import RESULTS
+from .comparison import RESULTS, output
 
 # (problems, population, dimensions): a planner's, what lies between, a large one, and many planners at once
 CASES = [(1, 300, 30), (1, 1024, 100), (1, 4096, 512), (256, 300, 30)]
@@ -114,13 +114,13 @@ def table(records: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and writes cem.json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks cem", description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     options = parser.parse_args(arguments)
     try:
         options.device = cases.device(options.device)
-        cases.folder(options.output)
+        options.output = output(options.output, options.device)
     except (CuopsError, ValueError) as error:
         parser.error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)

@@ -11,11 +11,20 @@ from typing import Any
 from cuops._bench import report
 from cuops._bench.case import DTYPES, Case, measure_all, why
 from cuops._bench.timing import CpuTimer, CudaTimer
+from cuops.cli.cases import folder
 
 RESULTS = Path("benchmarks/results")  # of the standard cases, by every peer
 Records = list[dict[str, Any]]
 Timer = CudaTimer | CpuTimer
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]  # by the letter of a dtype
+
+
+def output(given: Path | None, device: str) -> Path:
+    """The folder for results, which is made; by default that of the published ones. Raises ValueError."""
+    if given is None and device != "cuda":
+        raise ValueError(f"--output: expected a folder, as what {RESULTS} has is of a GPU")
+    folder(given or RESULTS)
+    return given or RESULTS
 
 
 def cases_of(operator: str, kind: str, standard: Shapes, options: argparse.Namespace, other: str) -> list[Case]:
