@@ -69,6 +69,7 @@ def bad_calls(x, other):
     return [
         ("weight", ValueError, lambda: cuops.rms_norm(x, other((3,)))),
         ("weight", ValueError, lambda: cuops.rms_norm(x, other((2, 2, 4)))),
+        ("weight", ValueError, lambda: cuops.rms_norm(x, other(()))),
         ("weight", TypeError, lambda: cuops.rms_norm(x, [1.0] * 4)),
         ("bias", ValueError, lambda: cuops.rms_norm(x, weight, other((5,)))),
         ("bias", TypeError, lambda: cuops.rms_norm(x, weight, "bias")),

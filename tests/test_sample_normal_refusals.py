@@ -95,6 +95,15 @@ def test_a_bad_sigma_is_an_error_on_the_cpu_and_on_cuda_where_it_is_asked_for(va
             assert x[:, [0, 1, 3, 4, 5]].isfinite().all()
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_bounds_between_which_the_dtype_has_no_number_are_told_from_those_in_the_wrong_order(kind):
+    mu = kind([0.0, 1.0])
+    with pytest.raises(ValueError, match=r"^low: expected less than high everywhere in the samples' dtype, .*float16$"):
+        cuops.sample_normal(mu, 1.0, 4, low=0.10001, high=0.10002, dtype="float16")
+    with pytest.raises(ValueError, match="^low: expected less than high everywhere$"):
+        cuops.sample_normal(mu, 1.0, 4, low=0.2, high=0.1, dtype="float16")
+
+
 def test_bounds_in_the_wrong_order_are_an_error_on_the_cpu_and_on_cuda_where_it_is_asked_for(device):
     mu, sigma = parameters((3,), device=device)
     low, high = torch.zeros(3, device=device), torch.tensor([1.0, 0.0, 1.0], device=device)

@@ -187,6 +187,8 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 def trailing_shape(name: str, shape: tuple[int, ...], x: Any) -> None:
     """`shape` is that of the last dimensions of x."""
-    if not 0 < len(shape) <= len(x.shape) or tuple(x.shape)[len(x.shape) - len(shape) :] != shape:
-        last = tuple(x.shape)[-len(shape) :] if shape else tuple(x.shape)
+    if not shape:
+        raise ValueError(f"{name}: expected at least 1 dimension, got 0")
+    if len(shape) > len(x.shape) or tuple(x.shape)[len(x.shape) - len(shape) :] != shape:
+        last = tuple(x.shape)[-len(shape) :]
         raise ValueError(f"{name}: expected the last of x's dimensions, {last}, got {shape}")

@@ -135,11 +135,10 @@ def check_size(backend: Backend) -> None:
     for file in files:
         if file.size is None or Path(str(file.locate())) != backend.library:
             continue
-        size = backend.library.stat().st_size if backend.library.exists() else 0
+        size = backend.library.stat().st_size if backend.library.exists() else None
         if size != file.size:
-            raise errors.DamagedBackendError(
-                f"{backend.library} has {size} bytes, and {file.size} in its wheel", reinstall(backend)
-            )
+            found = "is missing" if size is None else f"has {size} bytes, and {file.size} in its wheel"
+            raise errors.DamagedBackendError(f"{backend.library} {found}", reinstall(backend))
 
 
 def code_for(backend: Backend, capability: tuple[int, int]) -> str:

@@ -127,6 +127,7 @@ def rms_norm_(
 
     Raises:
         TypeError: x is neither; or as `rms_norm` raises it.
+        RuntimeError: x is a leaf that requires a gradient, as PyTorch raises it.
         ValueError: x is read-only, has fewer dimensions, has a stride that does not step over all that lies within, so
             that elements share memory, or is an inference tensor outside of inference mode; or as `rms_norm` raises it.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.

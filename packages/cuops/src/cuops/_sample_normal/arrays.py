@@ -27,7 +27,7 @@ def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # typ
         low = np.broadcast_to(-np.inf, shape) if low is None else low
         high = np.broadcast_to(np.inf, shape) if high is None else high
         low, high = rounded_inwards(low, dtype, True), rounded_inwards(high, dtype, False)
-        _checks.bounds(bool((low < high).all()))
+        _checks.bounds(bool((low < high).all()), low.dtype)
     if out is None:
         out = np.empty(sizes, dtype)
     else:

@@ -21,10 +21,11 @@ def number(name: str, value: Any) -> Any:
     return value if value is None else _arguments.real(name, value)
 
 
-def bounds(ordered: bool) -> None:
-    """`ordered` says whether low is less than high everywhere."""
+def bounds(ordered: bool, dtype: Any = None) -> None:
+    """`ordered` says whether low is less than high everywhere: as given, or rounded to the samples' dtype."""
     if not ordered:
-        raise ValueError("low: expected less than high everywhere")
+        where = "" if dtype is None else f" in the samples' dtype, {dtype}"
+        raise ValueError(f"low: expected less than high everywhere{where}")
 
 
 def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> tuple[int, int, int]:

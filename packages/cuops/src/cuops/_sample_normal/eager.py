@@ -64,7 +64,7 @@ def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> Non
     if not bool((sigma >= 0).all()):
         raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
     if low is not None and high is not None:
-        _checks.bounds(bool((low < high).all()))
+        _checks.bounds(bool((low < high).all()), low.dtype)
 
 
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:

@@ -91,7 +91,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
 
     Raises:
         TypeError: model is not a module, or `also` is not of classes and formulas.
-        ValueError: model itself is to be replaced, which nothing inside it can do.
+        ValueError: model itself is to be replaced, which nothing inside it can do, or a formula of `also` names an
+            attribute that a module lacks.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__qualname__}")

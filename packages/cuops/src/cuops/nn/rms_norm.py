@@ -57,7 +57,7 @@ class RMSNorm(torch.nn.RMSNorm):
             _arguments.number("eps", eps, least=0)
         _arguments.number("weight_offset", weight_offset)
         if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
-            raise TypeError(f"dtype: expected float64, float32, float16 or bfloat16, got {dtype}")
+            raise TypeError(f"dtype: expected torch.float64, float32, float16 or bfloat16, got {dtype!r}")
         self.__dict__.update(weight_offset=weight_offset, _y_dtype=None, bias=None)  # reset_parameters reads them
         super().__init__(sizes, eps, elementwise_affine, device=device, dtype=dtype)
         if bias:
