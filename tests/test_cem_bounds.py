@@ -52,6 +52,31 @@ def test_a_shifted_plan_stays_within_the_bounds_of_each_step(array, options):
             assert (values <= high).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_every_problem_has_bounds_of_its_own(array, options):
+    low, high = np.array([[-1.0], [-2.0], [-3.0]]), np.array([[0.1], [0.2], [0.3]])
+    method = CrossEntropyMethod(array([[0.0, 0.0]] * 3), 1.0, 60, seed=1, low=array(low), high=array(high), **options)
+    for _ in range(30):
+        x = on_host(method.ask())
+        assert ((low[:, None] <= x) & (x <= high[:, None])).all()
+        method.tell(array((-x.sum(-1)).tolist()))
+    assert (on_host(method.mu) <= high).all()
+    np.testing.assert_allclose(on_host(method.mu), np.broadcast_to(high, (3, 2)), rtol=0.05)
+
+
+def test_without_a_finite_score_the_mean_stays_where_it_is_within_the_bounds(array):
+    below = np.nextafter(np.float32(0.1), np.float32(0))  # 0.1 itself is less than float32's
+    method = CrossEntropyMethod(array([[0.1, 0.0]], "float32"), 1.0, 20, seed=1, low=-1.0, high=0.1)
+    for mu, want in ((None, [below, 0.0]), ([[5.0, 0.05]], [below, 0.05]), ([[-5.0, 0.0]], [-1.0, 0.0])):
+        if mu is not None:
+            method.reset(array(mu, "float32"), 1.0)
+        for _ in range(2):
+            np.testing.assert_array_equal(on_host(method.mu), np.array([want], np.float32))
+            np.testing.assert_array_equal(on_host(method.best_x), np.array([want], np.float32))
+            method.ask()
+            method.tell(array([[np.nan] * 20]))
+
+
 @pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"smoothing": 0.3}], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_mean_stays_within_the_bounds_to_the_last_bit(array, dtype, options):

@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import types
 import warnings
 
 import numpy as np
@@ -57,6 +58,25 @@ def test_copies_go_on_bit_for_bit_and_alone(array, options, copied):
     told(other, sphere, 4)
     assert bits(method) == before
     assert bits(told(method, sphere, 4)) == bits(other) != before
+
+
+def test_a_shallow_copy_shares_what_a_subclass_has_beside():
+    class Planner(CrossEntropyMethod):
+        model = None
+
+    method = Planner(torch.zeros(2), 1.0, 10, seed=1)
+    method.model = torch.nn.Linear(2, 1)
+    other = copy.copy(method)
+    assert type(other) is Planner
+    assert other.model is method.model
+
+
+def test_methods_that_were_made_for_inference_go_on(array):
+    with torch.inference_mode():
+        method = CrossEntropyMethod(array([0.0, 0.0, 0.0]), 1.0, 20, seed=1, low=-2.0, high=2.0)
+        scores = sphere(method.ask())
+    method.tell(scores)
+    assert method.steps == 1
 
 
 def test_a_state_goes_through_a_file(array):
@@ -117,6 +137,9 @@ WRONG = {
     "low: expected less than high": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=1.0, high=1.0),
     "low: expected numbers, got NaN": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=math.nan),
     "covariance: expected 'diagonal' or 'full'": lambda: CrossEntropyMethod(ZERO, 1.0, 10, covariance="low rank"),
+    "covariance: expected 'diagonal' or 'full', got array": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, covariance=np.eye(3)
+    ),
     "smoothing: expected numbers over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, smoothing=(1.0, 0.0)),
     "smoothing: expected a number or a pair": lambda: CrossEntropyMethod(ZERO, 1.0, 10, smoothing=(1.0, 0.5, 0.5)),
     "sigma_floor: expected a finite number of at least 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, sigma_floor=-1.0),
@@ -170,6 +193,7 @@ def test_wrong_scores_leave_the_state_as_it_was(array):
     for wrong, error in (
         (scores[:29], ValueError),
         ([1.0] * 30, TypeError),
+        (types.SimpleNamespace(shape=(30,)), TypeError),
         (scores[None], ValueError),
         (scores + 1j, TypeError),
     ):

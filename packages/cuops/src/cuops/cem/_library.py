@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from .._arguments import is_tensor
@@ -19,5 +18,5 @@ def library_of(array: Any) -> Any:
 
 
 def quiet(array: Any) -> Any:
-    """A context in which what leaves the range of its dtype is no warning, as it never is in torch."""
-    return contextlib.nullcontext() if is_tensor(array) else library_of(array).errstate(all="ignore")
+    """A context for writing: of what is out of range without warnings, of tensors whether made for inference or not."""
+    return torch.inference_mode() if is_tensor(array) else library_of(array).errstate(all="ignore")

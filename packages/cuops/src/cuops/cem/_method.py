@@ -46,8 +46,8 @@ class CrossEntropyMethod:
             than 1 for sigma keeps it from shrinking before mu has come far.
         sigma_floor, sigma_ceiling, sigma_decay: limits of the refitted sigma, and a factor that it gets before.
         noise, noise_decrease: added to the variance of the elites; what it loses in each step (Szita and Lőrincz).
-        low, high: bounds of x, likewise. Independent samples are drawn from the truncated normal distribution; those of
-            a full covariance or a color are clipped.
+        low, high: bounds of x, likewise, within which the mean stays, too. Independent samples are drawn from the
+            truncated normal distribution; those of a full covariance or a color are clipped.
         keep_elites: how many of the best elites are part of the next population, to be evaluated again.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
@@ -116,6 +116,7 @@ class CrossEntropyMethod:
         if covariance == "full":
             _options.variances(sigma)
         flat_mu, flat_sigma = (_options.wide(array).reshape(self.problems, -1) for array in (mu, sigma))
+        self._sampler.clip(flat_mu)
         base = _options.seed(seed, generator, mu)
         self._state = State.create(flat_mu, flat_sigma, self.num_elites, kept, self._refit, base, covariance == "full")
         xp = library_of(mu)
@@ -131,8 +132,11 @@ class CrossEntropyMethod:
         return {**self.__dict__, "_last_views": (0, None, None)}
 
     def __copy__(self) -> CrossEntropyMethod:
-        """All of it, as a step writes to the arrays."""
-        return copy.deepcopy(self)
+        """With arrays of its own, as steps write to them."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__getstate__())
+        other._state, other._memory = copy.deepcopy((self._state, self._memory))
+        return other
 
     def __repr__(self) -> str:
         """A line, without waiting for the device."""
@@ -199,7 +203,7 @@ class CrossEntropyMethod:
             raise RuntimeError("tell: expected ask() before it, to score its samples")
         scores = _options.scores(scores, (*self.batch_shape, self._asked), self._memory)
         update(self._views(self._asked)[0], scores, self._state, self._refit)
-        self._sampler.clip(self._state.mu)  # which the mean of what is within the bounds may leave by a rounding
+        self._sampler.clip(self._state.mu)  # a mean of what is within the bounds may leave them by a rounding
         self._evaluated = self._asked
         self._steps += 1
         self._asked = 0
@@ -243,7 +247,8 @@ class CrossEntropyMethod:
     def reset(self, mu: Any, sigma: Any) -> None:
         """Starts anew at this mean and standard deviation; forgets the best so far; random numbers go on.
 
-        Both broadcast to the shape of the first mu. May be captured in a CUDA graph: their values are not looked at.
+        Both broadcast to the shape of the first mu, which is clipped to the bounds. May be captured in a CUDA graph:
+        values are not looked at.
         """
         self._restart(*(_options.together(name, value, self.mu) for name, value in (("mu", mu), ("sigma", sigma))))
         self._state.kept_count[...] = 0
@@ -263,12 +268,13 @@ class CrossEntropyMethod:
             by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
             moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
             by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
-            self._sampler.clip(rows)
+        self._sampler.clip(self._state.kept)
         self._restart(self.mu, sigma)
 
     def _restart(self, mu: Any, sigma: Any) -> None:
         state = self._state
         state.mu[...] = mu.reshape(state.mu.shape)
+        self._sampler.clip(state.mu)
         state.sigma[...] = sigma.reshape(state.mu.shape)
         state.best_x[...] = state.mu
         state.best_score[...] = -math.inf if self.maximize else math.inf

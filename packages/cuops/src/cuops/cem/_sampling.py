@@ -59,8 +59,10 @@ class Sampler:
 
     def clip(self, values: Any) -> None:
         """Brings values of every problem, (problems, d) or (problems, n, d), into its bounds."""
-        if self.limits[0] is not None:
-            low, high = (limit if values.ndim == 2 else limit[:, None] for limit in self.limits)
+        if self.limits[0] is None:
+            return
+        low, high = (limit if values.ndim == 2 else limit[:, None] for limit in self.limits)
+        with quiet(values):
             library_of(values).clip(values, low, high, out=values)
 
     def _normal(self, mu: Any, sigma: Any, num_samples: int, state: State, **options: Any) -> Any:
