@@ -210,7 +210,8 @@ def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # 
     """The operator, and where transforms are at work its formula, all of whose parts they know."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         out_dtype = getattr(torch, dtype_name(out_dtype))
-    if type(x) not in PLAIN:
-        sharding.learn()
+    for array in (x, residual, weight, bias):
+        if array is not None and type(array) not in PLAIN:
+            sharding.learn()
     forward = _fwd_plain if is_transformed() else torch.ops.cuops.rms_norm_fwd
     return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
