@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,31 @@ RUN = """
     assert ctypes.CDLL("libcuda.so.1").stand_in_context_depth() == 0
     print(_backend.choose().name)
 """
+
+# Arrays on the stand-in's GPU, whose memory is the host's.
+ON_CUDA = textwrap.dedent("""
+    import ctypes, numpy, tvm_ffi
+    from cuops import _backend
+
+    class OnCuda:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __dlpack__(self, **_):
+            capsule = self.array.__dlpack__()
+            pointer = ctypes.pythonapi.PyCapsule_GetPointer
+            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # after the address, the device
+            return capsule
+
+    def on_cuda(size, dtype):
+        memory = numpy.zeros(numpy.prod(size, dtype=int) + 64, dtype)
+        start = -memory.ctypes.data % 16 // memory.itemsize
+        return tvm_ffi.from_dlpack(OnCuda(memory[start:][: numpy.prod(size, dtype=int)].reshape(size)))
+""")
 
 
 def run(installation: Installation, code: str = RUN, **environment: object) -> str:
@@ -104,28 +130,6 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
 ):
     log = tmp_path / "log"
     code = f"""
-        import ctypes, numpy, tvm_ffi
-        from cuops import _backend
-
-        class OnCuda:
-            def __init__(self, array):
-                self.array = array
-
-            def __dlpack_device__(self):
-                return 2, 0
-
-            def __dlpack__(self, **_):
-                capsule = self.array.__dlpack__()
-                pointer = ctypes.pythonapi.PyCapsule_GetPointer
-                pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-                ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # after the address, the device
-                return capsule
-
-        def on_cuda(size, dtype):
-            memory = numpy.zeros(numpy.prod(size, dtype=int) + 64, dtype)
-            start = -memory.ctypes.data % 16 // memory.itemsize
-            return tvm_ffi.from_dlpack(OnCuda(memory[start:][: numpy.prod(size, dtype=int)].reshape(size)))
-
         shape, dtype, wanted = {shape}, {dtype!r}, {wanted}
         library = _backend.library()
         dx, dy, h = (on_cuda(shape, dtype) for _ in range(3))
@@ -134,10 +138,39 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
         scratch = on_cuda((size,), "float64" if dtype == "float64" else "float32")
         library.rms_norm_bwd(dx, dweight, None, scratch, dy, None, h, weight, 1e-6, 0.0)
     """
-    run(installation, code, LIBRARIES=driver, STAND_IN_CAPABILITY=90, STAND_IN_ROOM=room, STAND_IN_LOG=log)
+    run(
+        installation,
+        ON_CUDA + textwrap.dedent(code),
+        LIBRARIES=driver,
+        STAND_IN_CAPABILITY=90,
+        STAND_IN_ROOM=room,
+        STAND_IN_LOG=log,
+    )
     launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
     largest = max(int(line.rsplit(maxsplit=1)[1]) for line in launches)
     assert largest == 16 if room == 16 else largest <= 8
+
+
+@pytest.mark.parametrize("room", [16, 8])
+def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
+    installation: Installation, driver: Path, tmp_path: Path, room: int
+):
+    log = tmp_path / "log"
+    code = """
+        x, dy = (on_cuda((4096, 16, 1), "float32") for _ in range(2))
+        w, dw = (on_cuda((16, 16), "float32") for _ in range(2))
+        _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
+    """
+    run(
+        installation,
+        ON_CUDA + textwrap.dedent(code),
+        LIBRARIES=driver,
+        STAND_IN_CAPABILITY=90,
+        STAND_IN_ROOM=room,
+        STAND_IN_LOG=log,
+    )
+    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
+    assert [int(line.rsplit(maxsplit=1)[1]) for line in launches] == [room]
 
 
 def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):

@@ -22,8 +22,10 @@ struct Plans {
   double nanoseconds() const { return std::min(product.nanoseconds, dots); }
 };
 Plans plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, int device) {
-  const unsigned most_splits = hardware("kron_linear_product", device).largest_cluster;
-  return {plan_product_bwd(problem, needs_dx, needs_dw, most_splits, kron_device(device)),
+  LaunchShape most{1, kProductThreads, 1, hardware("kron_linear_product", device).largest_cluster};
+  // Every GPU with clusters has room for one of 8, but a part of a GPU may not for a larger one.
+  if (most.cluster > 8 && clusters_at_once(product_kernel(problem.dtype), device, most) == 0) most.cluster = 8;
+  return {plan_product_bwd(problem, needs_dx, needs_dw, most.cluster, kron_device(device)),
           plan_dots_bwd(problem, needs_dx, needs_dw, kron_device(device))};
 }
 
