@@ -54,6 +54,18 @@ def loads(log: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if not line.startswith("launch")]
 
 
+def clusters(log: Path) -> list[int]:
+    """How many blocks those of each launch have."""
+    return [int(line.rsplit(maxsplit=1)[1]) for line in log.read_text().splitlines() if line.startswith("launch")]
+
+
+def clusters_on_cuda(installation: Installation, driver: Path, log: Path, code: str, room: int) -> list[int]:
+    """Those of code that makes its arrays `on_cuda`, on a part of a GPU that has room for clusters of so many."""
+    settings = {"STAND_IN_CAPABILITY": 90, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
+    run(installation, ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    return clusters(log)
+
+
 @pytest.mark.parametrize(
     ("version", "chosen"), [(11040, "cu118"), (12000, "cu121"), (12080, "cu121"), (13000, "cu130"), (14000, "cu130")]
 )
@@ -110,8 +122,7 @@ def test_clusters_are_no_larger_than_a_gpu_has_room_for(
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
     run(installation, code, LIBRARIES=driver, **settings)
-    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
-    assert {int(line.rsplit(maxsplit=1)[1]) for line in launches} == {largest}
+    assert {*clusters(log)} == {largest}
 
 
 @pytest.mark.parametrize("room", [16, 8])
@@ -128,7 +139,6 @@ def test_clusters_are_no_larger_than_a_gpu_has_room_for(
 def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
     installation: Installation, driver: Path, tmp_path: Path, shape, dtype, wanted: bool, room: int
 ):
-    log = tmp_path / "log"
     code = f"""
         shape, dtype, wanted = {shape}, {dtype!r}, {wanted}
         library = _backend.library()
@@ -138,16 +148,7 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
         scratch = on_cuda((size,), "float64" if dtype == "float64" else "float32")
         library.rms_norm_bwd(dx, dweight, None, scratch, dy, None, h, weight, 1e-6, 0.0)
     """
-    run(
-        installation,
-        ON_CUDA + textwrap.dedent(code),
-        LIBRARIES=driver,
-        STAND_IN_CAPABILITY=90,
-        STAND_IN_ROOM=room,
-        STAND_IN_LOG=log,
-    )
-    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
-    largest = max(int(line.rsplit(maxsplit=1)[1]) for line in launches)
+    largest = max(clusters_on_cuda(installation, driver, tmp_path / "log", code, room))
     assert largest == 16 if room == 16 else largest <= 8
 
 
@@ -155,22 +156,12 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
 def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
     installation: Installation, driver: Path, tmp_path: Path, room: int
 ):
-    log = tmp_path / "log"
     code = """
         x, dy = (on_cuda((4096, 16, 1), "float32") for _ in range(2))
         w, dw = (on_cuda((16, 16), "float32") for _ in range(2))
         _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
     """
-    run(
-        installation,
-        ON_CUDA + textwrap.dedent(code),
-        LIBRARIES=driver,
-        STAND_IN_CAPABILITY=90,
-        STAND_IN_ROOM=room,
-        STAND_IN_LOG=log,
-    )
-    launches = [line for line in log.read_text().splitlines() if line.startswith("launch")]
-    assert [int(line.rsplit(maxsplit=1)[1]) for line in launches] == [room]
+    assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
 
 
 def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):

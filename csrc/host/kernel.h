@@ -77,6 +77,11 @@ inline unsigned threads_for(std::int64_t items, std::int64_t each) {
 // How many clusters of this shape the GPU runs at a time.
 int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape);
 
+// Whether it runs any. Every GPU with clusters has room for one of 8, but a part of a GPU may not for a larger one.
+inline bool has_room(Kernel& kernel, int device, const LaunchShape& shape) {
+  return shape.cluster <= 8 || clusters_at_once(kernel, device, shape) > 0;
+}
+
 // Of `count` matrices, which are rows of `x` of one stride, for copies of `box_rows` rows and 128 bytes to shared memory: elements
 // outside of a matrix are zero, float32 is rounded to TF32 where that is asked for, and the 16-byte pieces of row r are at their
 // number XOR r % 8.

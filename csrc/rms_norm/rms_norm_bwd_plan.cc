@@ -60,11 +60,6 @@ std::int64_t teams_of(const Problem& p, std::int64_t at_once, unsigned side_by_s
   return best;
 }
 
-// Every GPU with clusters has room for one of 8, but a part of a GPU may not for a larger one.
-bool is_room(DType dtype, RmsNormBwdKernel kernel, const LaunchShape& shape, int device) {
-  return shape.cluster <= 8 || clusters_at_once(rms_norm_bwd_kernel(dtype, kernel), device, shape) > 0;
-}
-
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 long long kept_until(const Problem& p, const Hardware& hw) { return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw); }
 
@@ -120,7 +115,7 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
     shape.shared_bytes = shared_bytes();
     if (all == 1) return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, 1, true};
     const RmsNormBwdKernel kernel = phased ? kHeldClusterPhased : kHeldCluster;
-    if (is_room(p.dtype, kernel, shape, device)) return {kernel, shape, 1, true};
+    if (has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {kernel, shape, 1, true};
     shape = {0, row.across, 1, 1, 0, true};
   }
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
@@ -231,7 +226,7 @@ std::optional<Plan> plan_dx(const Problem& p, int device, const Hardware& hw) {
   const RmsNormBwdKernel kernel = phased       ? kDxPhased
                                   : p.weighted ? (is_short ? kDxShort : kDx)
                                                : (is_short ? kDxNoWeightShort : kDxNoWeight);
-  if (!is_room(p.dtype, kernel, shape, device)) return {};
+  if (!has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {};
   return Plan{kernel, shape, 0, false, kept_until(p, hw)};
 }
 
@@ -260,7 +255,7 @@ LaunchShape long_rows_shape(const Problem& p, RmsNormBwdKernel kernel, int devic
   auto shape_of = [&](unsigned cluster) {
     return LaunchShape{static_cast<unsigned>(p.rows) * cluster, threads, 1, cluster, 0, true};
   };
-  return is_room(p.dtype, kernel, shape_of(cluster), device) ? shape_of(cluster) : shape_of(8);
+  return has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape_of(cluster)) ? shape_of(cluster) : shape_of(8);
 }
 
 // The second: blocks for so many packs of columns, and, where rows are many, for parts of the rows; else one block has all of them,
@@ -359,7 +354,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) {
     const Plan found = plan_at_once(p);
-    if (is_room(p.dtype, found.kernel, found.shape, device)) return found;
+    if (has_room(rms_norm_bwd_kernel(p.dtype, found.kernel), device, found.shape)) return found;
   }
   if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, device, hw);
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;

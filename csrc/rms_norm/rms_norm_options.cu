@@ -7,6 +7,7 @@
 #include "device/row.cuh"
 #include "device/tuned.cuh"
 #include "rms_norm/beside.cuh"
+#include "rms_norm/careful.cuh"
 #include "rms_norm/passing.cuh"
 #include "rms_norm/rstd.cuh"
 
@@ -47,18 +48,9 @@ __device__ __noinline__ void careful_row_with_options(const T* h, void* y, DType
 #pragma unroll 1
     for (int e = first; e < division.edges; e += step) visit(division.edge(e));
   };
-  Acc scale = 1, result = 0;
-#pragma unroll 1
-  for (bool scaled = false;; scaled = true) {
-    result = scaled ? Acc(0) : s.sqrt_eps;
-    for_each([&](long long at) {
-      const Acc v = convert<Acc>(h[at]) * scale;
-      result = scaled ? result + v * v : Max()(result, abs(v));
-    });
-    result = team.reduce(result, [&](Acc a, Acc b) { return scaled ? a + b : Max()(a, b); });
-    if (scaled) break;
-    scale = isinf(result) ? Acc(1) : power_of_two_to_one(result);
-  }
+  Acc scale = 1;
+  const Acc result =
+      careful_sum(s.sqrt_eps, team, scale, [&](auto&& visit) { for_each([&](long long at) { visit(convert<Acc>(h[at])); }); });
   if (!y) return;
   const Acc factor = rstd_of(result, s, scale);
   if (rstd && first == 0) *rstd = scale * factor;

@@ -116,16 +116,11 @@ std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
   return {shape, at_once};
 }
 
-// Every GPU with clusters has room for one of 8, but a part of a GPU may not for one of 16.
-bool is_room(DType dtype, Variant variant, const LaunchShape& shape, int device) {
-  return shape.cluster <= 8 || clusters_at_once(kernel_of(dtype, variant), device, shape) > 0;
-}
-
 // Of rows in registers, those of calls that are not common.
 std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& problem, const Hardware& hw, int device) {
   using Found = std::optional<std::pair<Variant, LaunchShape>>;
   auto if_room = [&](Variant variant, LaunchShape shape) {
-    return is_room(problem.dtype, variant, shape, device) ? Found({variant, shape}) : Found();
+    return has_room(kernel_of(problem.dtype, variant), device, shape) ? Found({variant, shape}) : Found();
   };
   const std::int64_t rows = problem.rows, packs = problem.packs();
   if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
@@ -190,7 +185,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
     // Between, its blocks have fewer threads, and no room for more blocks.
     const LaunchShape shape = resident_shape(rows, packs, 8, 256);
     const bool better = is_double || packs <= 2048 || packs > 3840 || rows <= 256;
-    if (better && is_room(problem.dtype, kWide, shape, device)) return Found(kWide, shape);
+    if (better && has_room(kernel_of(problem.dtype, kWide), device, shape)) return Found(kWide, shape);
   }
   if (problem.aligned && !is_double && hw.clusters() && packs <= 4096 * hw.largest_cluster) {
     const auto [stay, at_once] = stay_shape(problem, device);
@@ -275,7 +270,7 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, b
   const auto in_registers = plan_in_registers(problem, hw, device);
   auto in_shared_memory = [&] {
     const auto found = plan_in_shared_memory(problem, hw, hw.largest_cluster, p);
-    return is_room(dtype, found.first, found.second, device) ? found : plan_in_shared_memory(problem, hw, 8, p);
+    return has_room(kernel_of(dtype, found.first), device, found.second) ? found : plan_in_shared_memory(problem, hw, 8, p);
   };
   auto [variant, shape] = in_registers ? *in_registers : in_shared_memory();
   // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.

@@ -23,8 +23,7 @@ struct Plans {
 };
 Plans plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, int device) {
   LaunchShape most{1, kProductThreads, 1, hardware("kron_linear_product", device).largest_cluster};
-  // Every GPU with clusters has room for one of 8, but a part of a GPU may not for a larger one.
-  if (most.cluster > 8 && clusters_at_once(product_kernel(problem.dtype), device, most) == 0) most.cluster = 8;
+  if (!has_room(product_kernel(problem.dtype), device, most)) most.cluster = 8;
   return {plan_product_bwd(problem, needs_dx, needs_dw, most.cluster, kron_device(device)),
           plan_dots_bwd(problem, needs_dx, needs_dw, kron_device(device))};
 }

@@ -17,6 +17,6 @@ def library_of(array: Any) -> Any:
     return np
 
 
-def quiet(array: Any) -> Any:
+def writing(array: Any) -> Any:
     """A context for writing: of what is out of range without warnings, of tensors whether made for inference or not."""
     return torch.inference_mode() if is_tensor(array) else library_of(array).errstate(all="ignore")

@@ -9,7 +9,7 @@ from .. import _backend
 from .._arguments import is_tensor
 from .._torch import torch
 from ..sample_normal import sample_normal
-from ._library import library_of, quiet
+from ._library import library_of, writing
 from ._state import State
 
 
@@ -62,7 +62,7 @@ class Sampler:
         if self.limits[0] is None:
             return
         low, high = (limit if values.ndim == 2 else limit[:, None] for limit in self.limits)
-        with quiet(values):
+        with writing(values):
             library_of(values).clip(values, low, high, out=values)
 
     def _normal(self, mu: Any, sigma: Any, num_samples: int, state: State, **options: Any) -> Any:
@@ -82,5 +82,5 @@ class Sampler:
             noise = noise * state.sigma[:, None]
         values = state.mu[:, None] + noise
         self.clip(values)
-        with quiet(values):
+        with writing(values):
             population[...] = values
