@@ -3,6 +3,7 @@
 import argparse
 import functools
 import time
+from collections.abc import Callable
 
 import cuops
 import torch
@@ -20,7 +21,9 @@ def kernel(n: int) -> torch.Tensor:
     return torch.exp(-0.5 * ((points[:, None] - points) / 0.2).square())
 
 
-def conjugate_gradients(product, y: torch.Tensor, tolerance: float = 1e-10) -> tuple[torch.Tensor, int]:
+def conjugate_gradients(
+    product: Callable[[torch.Tensor], torch.Tensor], y: torch.Tensor, tolerance: float = 1e-10
+) -> tuple[torch.Tensor, int]:
     """a with product(a) = y, and how many products that took."""
     a, residual = torch.zeros_like(y), y.clone()
     direction, size = residual, residual.dot(residual)

@@ -43,7 +43,7 @@ print(f"they differ by {(before - after).abs().max():.4f}")
 def train(model: torch.nn.Module) -> tuple[list[float], float]:
     """The losses, and the tokens a second after the first step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
+    losses: list[torch.Tensor] = []
     for step in range(args.steps):
         if step == 1:
             losses[0].item()  # waits for the GPU
@@ -53,8 +53,7 @@ def train(model: torch.nn.Module) -> tuple[list[float], float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    losses = [loss.item() for loss in losses]
-    return losses, tokens.numel() * (args.steps - 1) / (time.perf_counter() - start)
+    return [loss.item() for loss in losses], tokens.numel() * (args.steps - 1) / (time.perf_counter() - start)
 
 
 replaced = copy.deepcopy(model)

@@ -1,6 +1,7 @@
 """A LoKr adapter: a frozen linear layer plus the Kronecker product of a small factor and a large one, trained."""
 
 import argparse
+from collections.abc import Callable
 
 import cuops
 import torch
@@ -33,7 +34,7 @@ class LoKr(torch.nn.Module):
         return self.linear(x) + self.scale * cuops.kron_linear(x, [self.w1, self.w2])
 
 
-def milliseconds(call) -> float:
+def milliseconds(call: Callable[[], object]) -> float:
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     return timer.timeit(20).mean * 1e3
 

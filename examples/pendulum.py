@@ -17,13 +17,13 @@ angle = (math.pi + 0.5 * torch.randn(pendulums, generator=generator)).to(device)
 speed = torch.zeros(pendulums, device=device)
 
 
-def move(angle, speed, torque):
+def move(angle: torch.Tensor, speed: torch.Tensor, torque: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The next 1/20 s of a pendulum of 1 kg and 1 m; 2 Nm are two fifths of what lifts it."""
     speed = (speed + 0.05 * (15 * torch.sin(angle) + 3 * torque)).clamp(-8, 8)
     return angle + 0.05 * speed, speed
 
 
-def cost(plans):
+def cost(plans: torch.Tensor) -> torch.Tensor:
     """Of plans (pendulums, samples, horizon, 1), from where the pendulums are."""
     at, with_speed = angle[:, None], speed[:, None]
     total = 0

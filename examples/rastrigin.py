@@ -9,7 +9,7 @@ from cuops import cem
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def rastrigin(x):
+def rastrigin(x: torch.Tensor) -> torch.Tensor:
     return (x**2 - 10 * torch.cos(2 * math.pi * x) + 10).sum(-1)
 
 

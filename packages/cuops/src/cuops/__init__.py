@@ -3,6 +3,8 @@
 `cuops.nn` has them as modules, `cuops.cem` the Cross-Entropy Method on top of the samples.
 """
 
+from typing import TYPE_CHECKING
+
 from . import _torch, errors
 from .kron_linear import kron_linear
 from .kron_plan import KronGroup, KronPlan, kron_plan
@@ -24,19 +26,26 @@ __all__ = [
 SUBPACKAGES = ("cem", "nn")  # imported when they are asked for
 
 
-def __getattr__(name: str) -> object:
-    try:
-        if name == "__version__":
-            from importlib.metadata import version
+if TYPE_CHECKING:
+    from . import cem as cem
+    from . import nn as nn
 
-            return version("cuops")
-        if name in SUBPACKAGES:
-            import importlib
+    __version__: str
+else:
 
-            return importlib.import_module(f".{name}", __name__)
-    except ImportError as error:  # without PyTorch, or without the distribution that has the version
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        try:
+            if name == "__version__":
+                from importlib.metadata import version
+
+                return version("cuops")
+            if name in SUBPACKAGES:
+                import importlib
+
+                return importlib.import_module(f".{name}", __name__)
+        except ImportError as error:  # without PyTorch, or without the distribution that has the version
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
