@@ -19,7 +19,7 @@ using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
 
 // Plans are made once for each problem on each device.
 std::shared_ptr<const KronGroup> cached_group(const KronProblem& problem, int device) {
-  static PlanCache<KronGroup> known;
+  static auto& known = *new PlanCache<KronGroup>;
   auto key = plan_key({device, problem.dtype, problem.tf32, problem.aligned, problem.linear, problem.mapped, problem.near,
                        problem.rows, problem.inner},
                       problem.sizes);

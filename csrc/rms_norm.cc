@@ -108,11 +108,11 @@ void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, Optional
   DeviceMemory weight_memory, bias_memory;
   if (weight.has_value()) {
     const void* const data = parameter_of(*weight, "weight", x, &p.weight_dtype);
-    p.weight = weight_memory.upload(data, p.n * size_of(p.weight_dtype));
+    p.weight = weight_memory.upload(data, p.n * size_of(p.weight_dtype), static_cast<int>(device));
   }
   if (bias.has_value()) {
     const void* const data = parameter_of(*bias, "bias", x, &p.bias_dtype);
-    p.bias = bias_memory.upload(data, p.n * size_of(p.bias_dtype));
+    p.bias = bias_memory.upload(data, p.n * size_of(p.bias_dtype), static_cast<int>(device));
   }
   const HostRows host_in{static_cast<char*>(in.data), in.stride * size_of(dtype), p.n * size_of(dtype)};
   const HostRows host_out{static_cast<char*>(out.data), out.stride * size_of(p.y_dtype), p.n * size_of(p.y_dtype)};

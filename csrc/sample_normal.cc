@@ -65,7 +65,7 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
   const ContextGuard context(static_cast<int>(device));
   DeviceMemory memory[4];
   auto upload = [&](DeviceMemory& to, TensorView t, const char* name) -> const char* {
-    return static_cast<const char*>(to.upload(data_of(t), t.numel() * size_of(dtype_of(t, name))));
+    return static_cast<const char*>(to.upload(data_of(t), t.numel() * size_of(dtype_of(t, name)), static_cast<int>(device)));
   };
   const char* const on_device[] = {upload(memory[0], mu, "mu"), upload(memory[1], sigma, "sigma"),
                                    low.has_value() ? upload(memory[2], *low, "low") : nullptr,
@@ -108,17 +108,11 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
 // Zeroed memory on a GPU, for the life of the process: what a call in a CUDA graph counts its replays in.
 int64_t sample_normal_replays(int64_t device) {
   const ContextGuard context(static_cast<int>(device));
-  const RelaxedCapture relaxed;
-  const Driver& d = driver();
   const std::int64_t zeros[kReplaysParts * kReplaysApart] = {};
-  CUdeviceptr at = 0;
-  CUstream stream = nullptr;
-  check(d.MemAlloc(&at, sizeof(zeros)), "cuMemAlloc");
-  check(d.StreamCreate(&stream, 1), "cuStreamCreate");  // one that no capture waits for
-  check(d.MemcpyHtoDAsync(at, zeros, sizeof(zeros), stream), "cuMemcpyHtoDAsync");
-  check(d.StreamSynchronize(stream), "cuStreamSynchronize");
-  check(d.StreamDestroy(stream), "cuStreamDestroy");
-  return static_cast<std::int64_t>(at);
+  DeviceMemory memory;
+  void* const at = memory.upload(zeros, sizeof(zeros), static_cast<int>(device));
+  memory.keep();
+  return reinterpret_cast<std::int64_t>(at);
 }
 
 }  // namespace

@@ -164,6 +164,19 @@ def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
     assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
 
 
+def test_an_array_larger_than_any_memory_is_refused(installation: Installation, driver: Path):
+    code = """
+        from cuops import _backend
+        for shape in ([2**41, 2**20], [2**44, 2**20], [-1]):  # of 2^63 bytes, and of 2^66, which is 0 in 64 bits
+            try:
+                _backend.library().empty(shape, "float32", 0)
+                raise SystemExit("no error")
+            except ValueError as error:
+                assert "fits no memory" in str(error), error
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
 def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):
     log = tmp_path / "log"
     run(installation, LIBRARIES=old_driver, STAND_IN_LOG=log)

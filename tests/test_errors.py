@@ -209,6 +209,27 @@ def test_failing_launch_of_many_chunks_leaves_nothing_behind(installation: Insta
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("failure", ["cuStreamCreate=2", "cuMemcpyHtoDAsync_v2=719", "cuStreamSynchronize=719"])
+def test_memory_that_counts_replays_is_given_back_where_it_cannot_be_zeroed(
+    failure, installation: Installation, driver: Path
+):
+    done = installation.run(
+        """
+        import ctypes, cuops
+        from cuops import _backend
+        library = _backend.library()
+        try:
+            library.sample_normal_replays(0)
+            raise SystemExit("no error")
+        except cuops.errors.CudaError:
+            assert ctypes.CDLL("libcuda.so.1").stand_in_allocated() == 0
+        """,
+        LIBRARIES=driver,
+        STAND_IN_FAIL=failure,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_child_of_a_process_that_used_cuda_elsewhere_says_to_spawn(installation: Installation, driver: Path):
     kind, message, _ = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_FAIL="cuInit=3")
     assert kind == "CudaError"
@@ -220,15 +241,24 @@ def test_forked_child_says_to_spawn(installation: Installation, driver: Path):
     done = installation.run(
         """
         import os, sys, cuops, numpy
+        from cuops import _backend
         x = numpy.ones((2, 8), "float32")
-        cuops.rms_norm(x)
+        calls = [
+            lambda: cuops.rms_norm(x),
+            lambda: _backend.library().kron_linear_fibers_bwd_plan(0, 64, [8, 8, 8, 8, 8, 8], 1, 0),  # which is known by then
+        ]
+        for call in calls:
+            call()
         child = os.fork()
         if child == 0:
-            try:
-                cuops.rms_norm(x)
-            except cuops.errors.CudaError as error:
-                os._exit(0 if '"spawn"' in str(error) and "forked" in str(error) else 1)
-            os._exit(2)
+            for call in calls:
+                try:
+                    call()
+                    os._exit(2)
+                except cuops.errors.CudaError as error:
+                    if '"spawn"' not in str(error) or "forked" not in str(error):
+                        os._exit(1)
+            os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         cuops.rms_norm(x)
         """,

@@ -26,6 +26,8 @@ gpu = pytest.mark.gpu
         ((4, [(2, True)]), {}, TypeError, r"shapes\[0\]"),
         ((4, ["22"]), {}, TypeError, r"shapes\[0\]"),
         ((4, [(2, 2), (2, 1 << 63)]), {}, ValueError, r"shapes\[1\]"),
+        ((1 << 39, [(2, 2)]), {}, ValueError, "shapes"),
+        ((1, [(1 << 20, 1 << 20)]), {}, ValueError, "shapes"),
         ((0, [(2, 2)]), {}, ValueError, "rows"),
         ((4.0, [(2, 2)]), {}, TypeError, "rows"),
         ((True, [(2, 2)]), {}, TypeError, "rows"),
@@ -46,7 +48,7 @@ class Asked:
 
     def kron_linear_plan(self, *arguments):
         self.arguments = arguments
-        return [(0, 2, "kron_fwd_f16", 1, 1, 0, 1024, 1, 1500, 64, 128)]
+        return [(0, 2, "kron_fwd_f16", 1, 1, 0, 1024, 1, 1500.4, 64.0, 128.0)]
 
 
 @pytest.mark.parametrize("kind", [list, iter, np.array])

@@ -4,6 +4,7 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
 
+#include "error.h"
 #include "image.h"
 #include "tensor.h"
 
@@ -50,6 +51,10 @@ struct DeviceAllocator {
 };
 
 tvm::ffi::Tensor empty(tvm::ffi::Shape shape, DLDataType dtype, int64_t device) {
+  std::int64_t bytes = dtype.bits / 8;
+  for (const std::int64_t size : shape)
+    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes))
+      raise("ValueError", "an array of 2^63 bytes or more fits no memory");
   return tvm::ffi::Tensor::FromNDAlloc(DeviceAllocator(), shape, dtype, DLDevice{kDLCUDA, static_cast<int>(device)});
 }
 

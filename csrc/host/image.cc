@@ -56,7 +56,7 @@ std::vector<char> Image::decompress() const {
 }
 
 const std::vector<Image>& images() {
-  static const std::vector<Image> all = [] {
+  static const auto& all = *new std::vector<Image>([] {
     std::uint64_t count;
     std::memcpy(&count, cuops_images, sizeof count);
     std::vector<Image> found;
@@ -67,7 +67,7 @@ const std::vector<Image>& images() {
                        e.stored_size, e.size});
     }
     return found;
-  }();
+  }());
   return all;
 }
 

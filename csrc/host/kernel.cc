@@ -35,7 +35,7 @@ Loaded load_image(const std::string& source, int device) {
 CUfunction Kernel::load(int device) {
   if (device < 0 || device >= kDevices) raise("ValueError", "device: index " + std::to_string(device) + " is out of range");
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, Loaded> by_source;
+  static auto& by_source = *new std::map<std::pair<std::string, int>, Loaded>;
   const Driver& d = driver();
   const std::lock_guard<std::mutex> lock(mutex);
   const ContextGuard context(device);
@@ -72,7 +72,8 @@ const Hardware& hardware(const char* source, int device) {
   thread_local std::pair<const char*, int> last_asked;
   if (last != nullptr && last_asked == std::make_pair(source, device)) return *last;
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, Hardware> known;
+  static auto& known = *new std::map<std::pair<std::string, int>, Hardware>;
+  driver();  // not in a forked child, where the lock may be held for good
   const std::lock_guard<std::mutex> lock(mutex);
   auto found = known.find({source, device});
   if (found == known.end()) {
@@ -129,7 +130,8 @@ bool can_overlap(int device) {
 
 int clusters_at_once(Kernel& kernel, int device, const LaunchShape& shape) {
   static std::mutex mutex;
-  static std::map<std::tuple<CUfunction, unsigned, unsigned, unsigned, unsigned>, int> known;
+  static auto& known = *new std::map<std::tuple<CUfunction, unsigned, unsigned, unsigned, unsigned>, int>;
+  driver();  // as above
   const std::lock_guard<std::mutex> lock(mutex);
   const CUfunction function = kernel.on(device);
   const std::tuple key(function, shape.cluster, shape.block_x, shape.block_y, shape.shared_bytes);

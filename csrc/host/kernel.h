@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "driver.h"
@@ -12,10 +13,11 @@
 
 namespace cuops {
 
+// Nothing of it is destroyed when the process ends: other threads may launch it until the very end.
 class Kernel {
  public:
   // `source` is the stem of its file, `name` that of the extern "C" function in it.
-  Kernel(std::string source, std::string name) : source_(std::move(source)), name_(std::move(name)) {}
+  Kernel(const std::string& source, const std::string& name) : source_(*new std::string(source)), name_(*new std::string(name)) {}
 
   const std::string& name() const { return name_; }
 
@@ -28,9 +30,11 @@ class Kernel {
   static constexpr int kDevices = 64;
   CUfunction load(int device);
 
-  std::string source_, name_;
+  const std::string &source_, &name_;
   std::atomic<CUfunction> loaded_[kDevices] = {};
 };
+
+static_assert(std::is_trivially_destructible_v<Kernel>);
 
 // The kernels of each dtype, by number, for the life of the process.
 class KernelTable {

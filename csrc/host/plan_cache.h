@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "driver.h"
+
 namespace cuops {
 
 template <class Plan>
@@ -17,6 +19,7 @@ class PlanCache {
   // The plan of this key, by `make` where it is not known.
   template <class Make>
   std::shared_ptr<const Plan> find(Key key, Make&& make) {
+    driver();  // not in a forked child, where the lock may be held for good
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = known_.find(key);
     if (found != known_.end()) return found->second;

@@ -192,11 +192,13 @@ DeviceMemory::~DeviceMemory() {
   if (at_) driver().MemFree(at_);
 }
 
-void* DeviceMemory::upload(const void* from, std::size_t bytes) {
+void* DeviceMemory::upload(const void* from, std::size_t bytes, int device) {
   const RelaxedCapture relaxed;
   check(driver().MemAlloc(&at_, bytes), "cuMemAlloc");
-  check(driver().MemcpyHtoDAsync(at_, from, bytes, nullptr), "cuMemcpyHtoDAsync");
-  check(driver().StreamSynchronize(nullptr), "cuStreamSynchronize");
+  auto lane = pool().take(device);  // the default stream would break a capture on a stream that waits for it
+  check(driver().MemcpyHtoDAsync(at_, from, bytes, lane->stream), "cuMemcpyHtoDAsync");
+  check(driver().StreamSynchronize(lane->stream), "cuStreamSynchronize");
+  pool().give(device, std::move(lane));
   return reinterpret_cast<void*>(at_);
 }
 

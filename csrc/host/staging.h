@@ -22,13 +22,14 @@ using ComputeChunk =
 void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inputs, const std::vector<HostRows>& outputs,
                  const ComputeChunk& compute);
 
-// Memory of the current context's GPU for the length of one call.
+// Memory of a GPU, whose context is current, for the length of one call.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   DeviceMemory(const DeviceMemory&) = delete;
   ~DeviceMemory();
-  void* upload(const void* from, std::size_t bytes);  // returns when the bytes are there
+  void* upload(const void* from, std::size_t bytes, int device);  // returns when the bytes are there
+  void keep() { at_ = 0; }                                        // for the life of the process
 
  private:
   CUdeviceptr at_ = 0;

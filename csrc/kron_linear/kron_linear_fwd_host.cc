@@ -35,7 +35,7 @@ struct Borrowed {
 tvm::ffi::Tensor on_device(TensorView array, const char* name, DeviceMemory* memory, int device) {
   expect_device(array, name, {kDLCPU, 0});
   if (!array.is_contiguous()) raise("ValueError", std::string(name) + ": expected a contiguous array");
-  void* data = memory->upload(data_of(array), array.numel() * size_of(dtype_of(array, name)));
+  void* data = memory->upload(data_of(array), array.numel() * size_of(dtype_of(array, name)), device);
   return tvm::ffi::Tensor::FromNDAlloc(Borrowed{data}, array.shape(), array.dtype(), DLDevice{kDLCUDA, device});
 }
 

@@ -19,8 +19,8 @@ std::int64_t step_for(std::int64_t turns, std::int64_t lines, std::int64_t most,
 }
 
 void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
-  static Kernel* const kernel = new Kernel("sample_normal", "sample_normal_fwd_truncated");
-  launch_threads(*kernel, (p.end_group - p.group) * p.columns, device, stream, &p);
+  static Kernel kernel("sample_normal", "sample_normal_fwd_truncated");
+  launch_threads(kernel, (p.end_group - p.group) * p.columns, device, stream, &p);
 }
 
 // Threads of a block side by side in a column, and blocks over columns and their parts.
@@ -53,8 +53,8 @@ void launch_threads(Kernel& kernel, std::int64_t threads, int device, CUstream s
   p->replays_shift = static_cast<unsigned>(log_from(ceil_div(shape.blocks, kReplaysParts)));
   p->replays_counted = p->replays != nullptr && p->shared && shape.blocks > kBlocksThatCount;
   if (p->replays_counted) {
-    static Kernel* const count = new Kernel("sample_normal", "sample_normal_fwd_count");
-    launch(*count, device, stream, {1, 1}, p);
+    static Kernel count("sample_normal", "sample_normal_fwd_count");
+    launch(count, device, stream, {1, 1}, p);
   }
   shape.shared_bytes = shared_bytes;
   shape.overlaps = true;

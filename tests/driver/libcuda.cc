@@ -29,6 +29,7 @@ thread_local Context* stack[64];
 thread_local int depth = 0;
 int64_t allocated = 0, most_allocated = 0, pinned_blocks = 0;
 constexpr int kInvalidValue = 1, kInvalidContext = 201;
+constexpr int kImplicitCapture = 906;  // of the default stream, as if another one was being captured
 
 int setting(const char* name, int otherwise) {
   const char* text = getenv(name);
@@ -244,13 +245,15 @@ DRIVER(cuMemFreeHost, void* at) {
   __atomic_sub_fetch(&pinned_blocks, 1, __ATOMIC_SEQ_CST);
   return 0;
 }
-DRIVER(cuMemcpyHtoDAsync_v2, void* to, const void* from, size_t bytes, void*) {
+DRIVER(cuMemcpyHtoDAsync_v2, void* to, const void* from, size_t bytes, void* stream) {
   MAY_FAIL;
+  if (stream == nullptr) return kImplicitCapture;
   memcpy(to, from, bytes);
   return 0;
 }
-DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void*) {
+DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void* stream) {
   MAY_FAIL;
+  if (stream == nullptr) return kImplicitCapture;
   memcpy(to, from, bytes);
   return 0;
 }

@@ -76,7 +76,7 @@ Kernel& bwd_kernel(DType dtype) {
 // Plans are made once for each problem on each device.
 std::shared_ptr<const KronFibersPlan> cached_plan(DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes,
                                                   std::int64_t inner, int device) {
-  static PlanCache<KronFibersPlan> known;
+  static auto& known = *new PlanCache<KronFibersPlan>;
   return known.find(plan_key({device, dtype, rows, inner}, sizes), [&] {
     KronProblem problem;
     problem.dtype = dtype;

@@ -35,9 +35,8 @@ tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::Any>> kron_linear_plan(int64_t dtype, 
   for (const KronGroup& group : plan_chain(problem, facts)) {
     const tvm::ffi::String kernel = group.fused ? group.kernel->name() : "GEMM";
     result.push_back({group.first, group.count, kernel, group.samples, group.slices, group.columns,
-                      static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks),
-                      static_cast<int64_t>(group.nanoseconds), static_cast<int64_t>(group.bytes),
-                      static_cast<int64_t>(group.operations)});
+                      static_cast<int64_t>(group.shape.shared_bytes), static_cast<int64_t>(group.shape.blocks), group.nanoseconds,
+                      group.bytes, group.operations});
   }
   return result;
 }

@@ -135,7 +135,7 @@ Kernel& slices_kernel(DType dtype) {
 
 // Plans are made once for each problem on each device.
 std::shared_ptr<const SlicesPlan> cached_plan(DType dtype, std::int64_t rows, const std::vector<KronSize>& sizes, int device) {
-  static PlanCache<SlicesPlan> known;
+  static auto& known = *new PlanCache<SlicesPlan>;
   return known.find(plan_key({device, dtype, rows}, sizes), [&] {
     SlicesPlan best;
     const KronDevice facts = kron_device(device);

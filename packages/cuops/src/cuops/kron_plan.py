@@ -11,7 +11,7 @@ from . import _backend
 from ._arguments import DTYPES, dtype_name, integer
 from ._torch import torch
 
-MOST = (1 << 63) - 1
+MOST = (1 << 40) - 1  # elements of an array, more than any GPU holds
 GEMM = "GEMM"  # as the library calls the vendor's matrix product among its kernels
 KERNEL = 24  # characters of a kernel's name in a table
 
@@ -102,8 +102,8 @@ def kron_plan(
 
     Raises:
         TypeError: an argument is of a kind that is not listed here, or the dtype is none of these.
-        ValueError: a size or `rows` is less than 1, a shape has not two sizes, there is no factor, x or y has
-            2^63 elements or more, or the device is no GPU.
+        ValueError: a size or `rows` is less than 1, a shape has not two sizes, there is no factor, x, y or a factor
+            has 2^40 elements or more, or the device is no GPU.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
     """
     name = dtype_name(dtype).removeprefix("torch.")
@@ -113,11 +113,13 @@ def kron_plan(
     if not isinstance(allow_tf32, bool):
         raise TypeError(f"allow_tf32: expected True or False, got {allow_tf32!r}")
     flat = _flat(shapes)
-    if (elements := max(math.prod(flat[::2]), math.prod(flat[1::2])) * int(rows)) > MOST:
-        raise ValueError(f"shapes: expected x and y of less than 2^63 elements, got {elements}")
+    of_factors = (o * i for o, i in zip(flat[::2], flat[1::2], strict=True))
+    if (elements := max(math.prod(flat[::2]) * int(rows), math.prod(flat[1::2]) * int(rows), *of_factors)) > MOST:
+        raise ValueError(f"shapes: expected x, y and factors of less than 2^40 elements, got {elements}")
     numbers = int(rows), flat, 1, allow_tf32, _index(device)
     found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
-    return KronPlan(tuple(KronGroup(first, count, str(kernel), *rest) for first, count, kernel, *rest in found))
+    groups = [(first, count, str(kernel), *map(int, facts)) for first, count, kernel, *facts in found]
+    return KronPlan(tuple(KronGroup(*group) for group in groups))
 
 
 def _flat(shapes: Any) -> list[int]:
