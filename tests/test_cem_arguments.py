@@ -75,3 +75,28 @@ def test_event_dims_are_refused_by_name_before_samples_are_counted(wrong):
 def test_numbers_out_of_range_are_refused_by_name(mu, sigma, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         cem.CrossEntropyMethod(np.full(2, mu), sigma, 10, **options)
+
+
+@pytest.mark.parametrize("name", ["mu", "sigma", "low", "high"])
+def test_a_mask_is_refused_by_name(name):
+    given = {"mu": np.zeros(2), "sigma": np.ones(2), "low": np.full(2, -9.0), "high": np.full(2, 9.0)}
+    given[name] = np.ma.masked_array(given[name], [False, True])
+    with pytest.raises(TypeError, match=f"^{name}: expected a plain numpy.ndarray, got a "):
+        cem.CrossEntropyMethod(given.pop("mu"), given.pop("sigma"), 10, **given)
+
+
+def test_scores_that_are_not_dense_are_refused_by_name():
+    method = cem.CrossEntropyMethod(torch.zeros(3), 1.0, 10)
+    scores = method.ask().sum(-1)
+    with pytest.raises(TypeError, match="^scores: expected a dense tensor, got layout torch.sparse_coo"):
+        method.tell(scores.to_sparse())
+    method.tell(scores)
+
+
+def test_scores_of_8_bits_are_numbers():
+    found = []
+    for dtype in (torch.float8_e4m3fn, torch.float32):
+        method = cem.CrossEntropyMethod(torch.zeros(3), 1.0, 10, seed=1)
+        method.tell(method.ask().sum(-1).to(torch.float8_e4m3fn).to(dtype))
+        found.append(method.mu)
+    assert torch.equal(*found)

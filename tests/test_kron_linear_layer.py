@@ -280,3 +280,10 @@ def test_exports_as_one_operator_for_any_batch(device):
     assert calls == ["cuops.kron_linear_fwd.default"]
     x = make((7, 24), device=device)
     assert torch.equal(program.module()(x), layer(x))
+
+
+def test_a_bias_is_registered_later_as_with_pytorch():
+    for layer in (torch.nn.Linear(4, 4, bias=False), KronLinear((2, 2), (2, 2), bias=False)):
+        layer.register_parameter("bias", torch.nn.Parameter(torch.ones(4)))
+        assert "bias" in layer.state_dict()
+        assert torch.equal(layer(torch.zeros(1, 4)), torch.ones(1, 4))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cuops import _backend
+from torch._dynamo.testing import CompileCounterWithBackend
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 gpu = pytest.mark.gpu
@@ -289,3 +290,25 @@ def test_bounds_may_have_more_dimensions_than_mu(device):
     assert torch.equal(cuops.sample_normal(mu, sigma, 6, low=low, seed=1), expected)
     array = cuops.sample_normal(mu.cpu().numpy(), sigma.cpu().numpy(), 6, low=low.cpu().numpy(), seed=1)
     np.testing.assert_allclose(array, expected.cpu().numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_seeds_that_change_stay_in_two_graphs(dynamic, device):
+    def draw(mu, seed):
+        return cuops.sample_normal(mu, 1.0, 9, seed=seed)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(draw, fullgraph=True, dynamic=dynamic, backend=counter)
+    mu, _ = parameters(device=device)
+    for seed in (0, 3, 4, -5, 2**62, -(2**63), 2**63 - 1):
+        assert torch.equal(compiled(mu, seed), draw(mu, seed)), seed
+    assert counter.frame_count <= 2
+
+
+def test_what_is_written_into_is_known_to_autograd(device):
+    out = torch.zeros(4, 3, device=device)
+    weight = torch.ones(4, 3, device=device, requires_grad=True)
+    loss = (weight * out).sum()
+    cuops.sample_normal(torch.zeros(3, device=device), 1.0, 4, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from . import _arguments, _backend, _dlpack, reference
 from ._torch import torch
@@ -14,6 +14,17 @@ from .kron_plan import GEMM
 if torch is not None:
     from ._kron_linear.eager import direct, is_direct
     from ._kron_linear.operators import autocast, forward_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@overload
+def kron_linear(x: Tensor, factors: Iterable[Tensor], bias: Tensor | None = None) -> Tensor: ...
+
+
+@overload
+def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any: ...
 
 
 def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _arguments, _backend, _dlpack, errors, reference
 from ._torch import torch
@@ -19,6 +19,56 @@ else:
     def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
         """Without PyTorch there is no dispatcher to avoid."""
         return False
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: None = None,
+    weight_offset: float = 0.0,
+    normalized_shape: int | Sequence[int] | None = None,
+    out_dtype: Any = None,
+    return_rstd: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor,
+    weight_offset: float = 0.0,
+    normalized_shape: int | Sequence[int] | None = None,
+    out_dtype: Any = None,
+    return_rstd: Literal[False] = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-6,
+    *,
+    residual: Any = None,
+    weight_offset: float = 0.0,
+    normalized_shape: int | Sequence[int] | None = None,
+    out_dtype: Any = None,
+    return_rstd: bool = False,
+    out: Any = None,
+) -> Any: ...
 
 
 def rms_norm(

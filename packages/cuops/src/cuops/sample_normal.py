@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from . import _arguments, errors
 from ._sample_normal import arrays as _arrays
@@ -14,6 +14,49 @@ from ._torch import torch
 
 if torch is not None:
     from ._sample_normal import eager
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@overload
+def sample_normal(
+    mu: Tensor,
+    sigma: Tensor | float,
+    num_samples: int,
+    *,
+    sample_dim: int = 0,
+    shared_noise: bool = False,
+    antithetic: bool = False,
+    low: Tensor | float | None = None,
+    high: Tensor | float | None = None,
+    dtype: Any = None,
+    generator: Any = None,
+    seed: Any = None,
+    start: int = 0,
+    out: Tensor | None = None,
+    validate: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def sample_normal(
+    mu: Any,
+    sigma: Any,
+    num_samples: int,
+    *,
+    sample_dim: int = 0,
+    shared_noise: bool = False,
+    antithetic: bool = False,
+    low: Any = None,
+    high: Any = None,
+    dtype: Any = None,
+    generator: Any = None,
+    seed: Any = None,
+    start: int = 0,
+    out: Any = None,
+    validate: bool = False,
+) -> Any: ...
 
 
 def sample_normal(
@@ -66,7 +109,7 @@ def sample_normal(
             that is returned. No two of its elements may share memory, and no argument may require a gradient.
         validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU.
             Without it, a negative sigma, or low not below high, gives NaN. Values of arrays on the CPU are always
-            looked at.
+            looked at, but in compiled code and under transforms.
 
     Returns:
         x in mu's kind of array, on mu's device.

@@ -39,5 +39,5 @@ def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> tuple[i
 
 def seed(given: Any) -> int:
     """The seed's 64 bits as a signed number, which is what operators take."""
-    _arguments.integer("seed", given, -(1 << 63), (1 << 64) - 1)
-    return (int(given) + (1 << 63)) % (1 << 64) - (1 << 63)
+    given = _arguments.integer("seed", given, -(1 << 63), (1 << 64) - 1)
+    return given - (1 << 64) if given >= 1 << 63 else given

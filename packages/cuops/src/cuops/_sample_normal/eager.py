@@ -42,6 +42,7 @@ def sample(given, shape, sizes, draw, dtype, generator, seed, out, validate):  #
     is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not _is_compiling()
     if is_in_place and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
+        torch.autograd.graph.increment_version(out)
         return out
     if not _is_compiling() and is_transformed():
         if truncated and any(derivatives(a) > 1 for a in parameters):

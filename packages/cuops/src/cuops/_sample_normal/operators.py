@@ -12,7 +12,7 @@ from .noise import Draw
 
 library = torch.library.Library("cuops", "FRAGMENT")
 DRAW = (
-    "Tensor? state, int seed, int stream, SymInt num_samples, SymInt start, int sample_dim, bool shared_noise, "
+    "Tensor? state, SymInt seed, int stream, SymInt num_samples, SymInt start, int sample_dim, bool shared_noise, "
     "bool antithetic"
 )
 library.define(

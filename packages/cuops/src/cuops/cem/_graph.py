@@ -7,6 +7,7 @@ from typing import Any
 
 from .._arguments import is_tensor
 from .._torch import torch
+from ._library import mark_written
 
 
 def capture(method: Any, function: Callable[[Any], Any]) -> Callable[[], None]:
@@ -33,6 +34,7 @@ def capture(method: Any, function: Callable[[Any], Any]) -> Callable[[], None]:
 
     def replay() -> None:
         graph.replay()
+        mark_written(method._memory, *method._state.handed_out)
         method._steps += 1
         method._asked, method._evaluated = 0, method.num_samples
 

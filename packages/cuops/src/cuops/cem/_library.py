@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from .._arguments import is_tensor
@@ -15,6 +16,19 @@ def library_of(array: Any) -> Any:
     import numpy as np
 
     return np
+
+
+def mark_written(*arrays: Any) -> None:
+    """Tells autograd of tensors that the library, or NumPy, has written, as PyTorch's own operators do."""
+    if torch is not None and not torch.compiler.is_compiling():
+        for array in arrays:
+            if is_tensor(array):
+                torch.autograd.graph.increment_version(array)
+
+
+def exact(array: Any) -> Any:
+    """A context in which products of tensors have their dtype, also where the caller uses autocast."""
+    return torch.autocast(array.device.type, enabled=False) if is_tensor(array) else contextlib.nullcontext()
 
 
 def writing(array: Any) -> Any:

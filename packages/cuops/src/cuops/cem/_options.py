@@ -75,6 +75,8 @@ def like(name: str, value: Any, mu: Any) -> Any:
         raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
     import numpy as np
 
+    if _arguments.is_ndarray(value):
+        _arguments.plain(name, value)
     try:
         array = np.asarray(value, dtype=None if _arguments.is_ndarray(value) else np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -196,7 +198,10 @@ def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
             raise ValueError(f"scores: expected a tensor on the samples' device, {memory.device}, got {value.device}")
         if value.is_complex():
             raise TypeError(f"scores: expected real numbers, got {value.dtype}")
-        return (value.detach() if value.is_floating_point() else value.double()).contiguous()
+        if value.layout is not torch.strided:
+            raise TypeError(f"scores: expected a dense tensor, got layout {value.layout}")
+        value = value.detach() if value.is_floating_point() else value.double()
+        return (value if value.dtype in _arguments.TORCH_DTYPES else value.float()).contiguous()
     _arguments.plain("scores", value)
     if value.dtype.name == "bfloat16":  # of ml_dtypes
         return value.astype("float32")

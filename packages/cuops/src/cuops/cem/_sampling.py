@@ -9,7 +9,7 @@ from .. import _backend
 from .._arguments import is_tensor
 from .._torch import torch
 from ..sample_normal import sample_normal
-from ._library import library_of, writing
+from ._library import exact, library_of, mark_written, writing
 from ._state import State
 
 
@@ -45,11 +45,13 @@ class Sampler:
             _backend.library().sample_normal_fwd(
                 population, state.mu, state.sigma, 0.0, low, high, state.seed, 0, 0, 0, 0, 0, False, self.antithetic
             )
+            mark_written(population)
         elif state.factor is None and self.filter is None:
             options = {"low": low, "high": high, "dtype": population.dtype, "out": population}
             self._normal(state.mu, state.sigma, population.shape[1], state, **options)
         else:
-            self._fill_dependent(population, state)
+            with exact(population):
+                self._fill_dependent(population, state)
         kept = state.kept.shape[1]
         if kept > 0:
             xp = library_of(population)

@@ -87,6 +87,11 @@ class State:
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
+    @property
+    def handed_out(self) -> tuple[Any, ...]:
+        """The arrays that a method shows, for steps to change."""
+        return self.mu, self.sigma, self.best_x, self.best_score, self.indices, self.covariance
+
     @functools.cached_property
     def seed(self) -> Any:
         """The part of `clock` that the next samples are drawn with."""

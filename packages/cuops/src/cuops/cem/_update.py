@@ -8,15 +8,20 @@ from typing import Any
 from .. import _backend, reference
 from .._arguments import is_tensor
 from .._torch import torch
-from ._library import library_of
+from ._library import exact, library_of, mark_written
 from ._state import Refit, State
 
 
 def update(population: Any, scores: Any, state: State, refit: Refit) -> None:
     """One step, in place, from (problems, n, d) samples and as many scores."""
+    _update(population, scores, state, refit)
+    mark_written(*state.handed_out)
+
+
+def _update(population: Any, scores: Any, state: State, refit: Refit) -> None:
     if is_tensor(population) and not population.is_cuda:  # NumPy works on the same memory, but has no bfloat16
         rows, values = (a.float() if a.dtype == torch.bfloat16 else a for a in (population, scores))
-        update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
+        _update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
         return
     if state.covariance is None:
         _moments(population, scores, state, refit)
@@ -24,7 +29,8 @@ def update(population: Any, scores: Any, state: State, refit: Refit) -> None:
     mu, sigma = state.mu + 0, state.sigma + 0
     plain = Refit(refit.maximize, 1.0, 1.0, 1.0, 0.0, float("inf"), refit.noise, refit.noise_decrease)
     _moments(population, scores, dataclasses.replace(state, mu=mu, sigma=sigma), plain)
-    _full(population, mu, sigma, state, refit)
+    with exact(population):
+        _full(population, mu, sigma, state, refit)
 
 
 def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:

@@ -52,7 +52,7 @@ class KronLinear(torch.nn.Module):
         made = {"device": device, "dtype": dtype}
         sizes = zip(self.out_factors, self.in_factors, strict=True)
         self.factors = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(size, **made)) for size in sizes])
-        self.bias = torch.nn.Parameter(torch.empty(self.out_features, **made)) if bias else None
+        self.register_parameter("bias", torch.nn.Parameter(torch.empty(self.out_features, **made)) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

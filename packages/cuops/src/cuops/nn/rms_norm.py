@@ -38,6 +38,8 @@ class RMSNorm(torch.nn.RMSNorm):
         ValueError: arguments are not as described, some of them only when called; the message names them.
     """
 
+    bias: torch.nn.Parameter | None
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
