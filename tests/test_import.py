@@ -73,4 +73,4 @@ def test_torch_that_is_too_old_is_reported_and_not_fatal(tmp_path: Path, core_wh
     done = installation.run(
         "import cuops, numpy; print(cuops.rms_norm(numpy.ones((2, 4)), eps=0.0).sum(), cuops._torch.failure)"
     )
-    assert done.stdout.split(maxsplit=1) == ["8.0", "cuops needs PyTorch 2.6 or newer, found 2.3.1\n"], done.stderr
+    assert done.stdout.split(maxsplit=1) == ["8.0", "cuops needs PyTorch 2.7 or newer, found 2.3.1\n"], done.stderr

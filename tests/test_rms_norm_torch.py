@@ -91,7 +91,7 @@ def test_opcheck(with_residual, layout, device):
         x, dy, dh = (layout(3, n, dtype, device, seed).requires_grad_() for seed in range(3))
         weight, bias = (make((n,), dtype, device, seed).requires_grad_() for seed in (3, 4))
         residual = layout(3, n, dtype, device, 5).requires_grad_() if with_residual else None
-        torch.library.opcheck(torch.ops.cuops.rms_norm_fwd.default, (x, residual, weight, bias, 1e-6, 0.0, None))
+        torch.library.opcheck(torch.ops.cuops.rms_norm_fwd.default, (x, residual, weight, bias, None, 1e-6, 0.0))
         for needs_dweight, bias_dtype in ((True, dtype), (False, None)):
             arguments = dy, dh if with_residual else None, x, weight, bias_dtype, needs_dweight, 1e-6, 0.0
             torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
@@ -284,7 +284,7 @@ def test_compiled_graphs_call_the_operator(device):
 @pytest.mark.parametrize("shape", [*SHAPES, *WIDE], ids=str)
 def test_every_path_gives_the_same_bits(shape, dtype):
     x, weight = make(shape, dtype, "cuda"), make(shape[-1:], dtype, "cuda", 1)
-    want = torch.ops.cuops.rms_norm_fwd(x, None, weight, None, 1e-6, 0.0, None)[0]
+    want = torch.ops.cuops.rms_norm_fwd(x, None, weight, None, None, 1e-6, 0.0)[0]
     assert torch.equal(cuops.rms_norm(x, weight), want)
     with torch.no_grad():
         assert torch.equal(cuops.rms_norm(x.requires_grad_(), weight), want)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-OLDEST = (2, 6)  # that is tested
+OLDEST = (2, 7)  # that is tested
 
 torch: Any = None
 failure: str | None = None

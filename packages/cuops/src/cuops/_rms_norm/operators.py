@@ -13,9 +13,10 @@ from . import sharding
 CHUNK = 1 << 16  # elements that the CPU works on at a time
 
 library = torch.library.Library("cuops", "FRAGMENT")
+# A DTensor's way to be divided is remembered with the values of what comes after the first integer, which a dtype counts as.
 library.define(
-    "rms_norm_fwd(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, float weight_offset, "
-    "ScalarType? out_dtype) -> (Tensor y, Tensor h, Tensor rstd)"
+    "rms_norm_fwd(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, ScalarType? out_dtype, "
+    "float eps, float weight_offset) -> (Tensor y, Tensor h, Tensor rstd)"
 )
 library.define(
     "rms_norm_bwd(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, ScalarType? bias_dtype, bool needs_dweight, "
@@ -45,9 +46,9 @@ def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
     return y, h, x.new_empty(x.shape[:-1], dtype=_sums_dtype(dtype))
 
 
-def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+def _fwd_cuda(x, residual, weight, bias, out_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     if x.numel() == 0:
-        return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
+        return _fwd_plain(x, residual, weight, bias, out_dtype, eps, weight_offset)
     y, h, rstd = _empty_fwd(x, residual, out_dtype)
     if residual is not None and h.dtype not in (x.dtype, residual.dtype):  # float16 and bfloat16
         x = x.to(h.dtype)
@@ -57,7 +58,7 @@ def _fwd_cuda(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type
     return y, h, rstd
 
 
-def _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+def _fwd_plain(x, residual, weight, bias, out_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     y, h, rstd = reference.rms_norm_torch(x, residual, weight, bias, eps, weight_offset, out_dtype)
     h = x.new_empty(0) if residual is None else h.contiguous()
     return y.contiguous(), h, rstd.clone(memory_format=torch.contiguous_format)  # which in float64 is a view
@@ -72,9 +73,9 @@ def _parts(*arrays):  # type: ignore[no-untyped-def]
         yield part, [None if a is None else a[part] for a in flat]
 
 
-def _fwd_cpu(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+def _fwd_cpu(x, residual, weight, bias, out_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     if x.numel() <= CHUNK:
-        return _fwd_plain(x, residual, weight, bias, eps, weight_offset, out_dtype)
+        return _fwd_plain(x, residual, weight, bias, out_dtype, eps, weight_offset)
     y, h, rstd = _empty_fwd(x, residual, out_dtype)
     flat_y, flat_h, flat_rstd = y.view(-1, x.shape[-1]), h.view(-1, x.shape[-1]), rstd.view(-1)
     for part, (some_x, some_residual) in _parts(x, residual):
@@ -141,7 +142,7 @@ library.impl("rms_norm_bwd", _bwd_cpu, "CPU")
 
 
 @torch.library.register_fake("cuops::rms_norm_fwd", lib=library)
-def _fwd_fake(x, residual, weight, bias, eps, weight_offset, out_dtype):  # type: ignore[no-untyped-def]
+def _fwd_fake(x, residual, weight, bias, out_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
     return _empty_fwd(x, residual, out_dtype)
 
 
@@ -151,7 +152,7 @@ def _bwd_fake(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):
 
 
 def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, residual, weight, bias, ctx.eps, ctx.weight_offset, _ = inputs
+    x, residual, weight, bias, _, ctx.eps, ctx.weight_offset = inputs
     _, h, rstd = output
     ctx.has_residual, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
     ctx.dtypes = tuple(None if a is None else a.dtype for a in (x, residual))
@@ -214,4 +215,4 @@ def forward_torch(x, residual, weight, bias, eps, weight_offset, out_dtype):  # 
         if array is not None and type(array) not in PLAIN:
             sharding.learn()
     forward = _fwd_plain if is_transformed() else torch.ops.cuops.rms_norm_fwd
-    return forward(x, residual, weight, bias, eps, weight_offset, out_dtype)
+    return forward(x, residual, weight, bias, out_dtype, eps, weight_offset)

@@ -67,7 +67,7 @@ class KronLinear(torch.nn.Module):
         """y, ``(*, out_features)``, of x, ``(*, in_features)``."""
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"x: expected a torch.Tensor, got {type(x).__qualname__}")
-        y: torch.Tensor = kron_linear(x, list(self.factors), self.bias)
+        y: torch.Tensor = kron_linear(x, [self.factors[k] for k in range(len(self.in_factors))], self.bias)
         return y
 
     def extra_repr(self) -> str:
