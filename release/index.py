@@ -53,21 +53,9 @@ def add(root: Path, release: list[wheels.Wheel]) -> None:
                 "size": wheel.path.stat().st_size,
                 "requires-python": wheel.requires_python,
                 "core-metadata": {"sha256": hashlib.sha256(wheel.metadata).hexdigest()},
-                "yanked": False,
                 "upload-time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
         )
-    write(root, pages)
-
-
-def yank(root: Path, version: str, reason: str) -> None:
-    """Marks a version of every project: pip takes it only where it is asked for by `==`."""
-    pages = projects(root)
-    hit = [file for files in pages.values() for file in files if file["filename"].split("-")[1] == version]
-    if not hit:
-        raise ReleaseError(f"the index has no version {version}")
-    for file in hit:
-        file["yanked"] = reason
     write(root, pages)
 
 
@@ -160,8 +148,6 @@ def _anchor(file: dict[str, Any]) -> str:
     }
     if file["requires-python"]:
         attributes["data-requires-python"] = file["requires-python"]
-    if file["yanked"]:
-        attributes["data-yanked"] = str(file["yanked"])
     listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
     return f"<a {listed}>{file['filename']}</a> <small>{file['size'] / 1e6:.2f} MB, {file['upload-time']}</small>"
 

@@ -85,7 +85,7 @@ def test_newest_backend_with_code_for_the_gpu(
     assert run(installation, LIBRARIES=driver, STAND_IN_VERSION=13000, STAND_IN_CAPABILITY=capability) == chosen
 
 
-def test_forced_backend(installation: Installation, backend_wheel: Path, driver: Path):
+def test_a_forced_backend_is_taken(installation: Installation, backend_wheel: Path, driver: Path):
     installation.add_copy(backend_wheel, "cu118", cuda="11.8", driver_cuda="11.0")
     assert run(installation, LIBRARIES=driver, CUOPS_BACKEND="cu118") == "cu118"
 

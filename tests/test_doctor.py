@@ -108,7 +108,7 @@ def test_versions_that_differ(machine, capsys):
     assert "0.0.1" in problem(examine(capsys), 12)["what"]
 
 
-def test_no_driver(machine, capsys):
+def test_a_missing_driver_is_named(machine, capsys):
     machine.setattr(_driver, "cuda_version", raises(errors.DriverNotFoundError("there is no NVIDIA driver")))
     report = examine(capsys)
     assert "nvidia-smi" in problem(report, 13)["command"]
@@ -163,7 +163,7 @@ def test_a_cuda_call_that_fails(machine, capsys):
 
 
 @pytest.mark.parametrize("error", [40.0, float("inf"), float("nan")])
-def test_a_wrong_result(machine, capsys, error):
+def test_a_wrong_result_is_named(machine, capsys, error):
     machine.setitem(doctor.SELF_TESTS, "rms_norm", lambda place: {"float32": 0.5 if place is None else error})
     found = problem(examine(capsys), 17)
     assert "rms_norm is wrong on GPU 0" in found["what"]

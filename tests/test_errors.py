@@ -58,19 +58,19 @@ def test_no_backend_and_no_driver(core: Installation):
     assert provoke(core)[::2] == ("BackendNotFoundError", "pip install cuops-cu121")
 
 
-def test_forced_backend_that_is_missing(installation: Installation, driver: Path):
+def test_a_forced_backend_that_is_missing_is_named(installation: Installation, driver: Path):
     kind, message, command = provoke(installation, LIBRARIES=driver, CUOPS_BACKEND="cu130")
     assert (kind, command) == ("ForcedBackendNotFoundError", "pip install cuops-cu130")
     assert "CUOPS_BACKEND is 'cu130'" in message
 
 
-def test_forced_backend_that_does_not_exist(installation: Installation, driver: Path):
+def test_a_forced_backend_that_does_not_exist_is_named(installation: Installation, driver: Path):
     kind, message, command = provoke(installation, LIBRARIES=driver, CUOPS_BACKEND="cuda12")
     assert (kind, command) == ("ForcedBackendNotFoundError", "unset CUOPS_BACKEND")
     assert "cu118, cu121, cu128, cu130" in message
 
 
-def test_no_driver(installation: Installation):
+def test_a_missing_driver_is_named(installation: Installation):
     kind, message, command = provoke(installation)
     assert kind == "DriverNotFoundError"
     assert "libcuda.so.1" in message
@@ -110,7 +110,7 @@ def test_gpu_older_than_all_images(installation: Installation, driver: Path, cap
     assert "cuops-cu118" in done.stderr
 
 
-def test_damaged_image(installation: Installation, driver: Path):
+def test_a_damaged_image_is_named(installation: Installation, driver: Path):
     from test_wheels import IMAGE, ELFFile
 
     library = installation.folder / "cuops_cu121" / "libcuops.so"

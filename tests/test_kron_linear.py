@@ -115,7 +115,7 @@ def test_any_layout(layout, of_factors, dtype, device):
     sizes=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=4),
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_any_shape(dtype, device, leading, sizes):
+def test_any_shape_agrees_with_the_definition(dtype, device, leading, sizes):
     x, factors, bias = arguments((leading, sizes), dtype, device)
     check(cuops.kron_linear(x, iter(factors), bias), x, factors, bias)
 
@@ -139,7 +139,7 @@ def test_error_is_at_most_that_of_pytorch(sample, dtype, device):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_numpy_arrays(sample, dtype):
+def test_numpy_arrays_agree_with_the_definition(sample, dtype):
     tensors = arguments(SAMPLES[sample], getattr(torch, np.dtype(dtype).name))
     x, factors, bias = tensors[0].numpy(), [w.numpy() for w in tensors[1]], tensors[2].numpy()
     y = cuops.kron_linear(x, factors, bias)

@@ -150,7 +150,7 @@ def test_two_kernels_where_one_cannot_do_it():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 33, 1000, 70001])
-def test_rows_alone(rows, dtype):
+def test_rows_without_columns_beyond_have_the_gradient(rows, dtype):
     g, x = operands(rows, 1, (48, 64), dtype, (False, False))
     check(factor_gradient(g, x), g, x)
 

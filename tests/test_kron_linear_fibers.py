@@ -74,7 +74,7 @@ def test_a_bias_for_samples_that_start_anywhere(sizes, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 2, [(7, 7), (11, 11), (13, 13)], [(6, 6)] * 6, [(12, 12)] * 3], ids=str)
-def test_rows_of_two_strides(sizes, dtype):
+def test_rows_of_two_strides_are_read_in_place(sizes, dtype):
     n = columns_of(sizes)
     _, _, factors = arguments(1, sizes, dtype)
     wide = random((3, 50, n + 7), dtype)
@@ -137,7 +137,7 @@ def test_small_and_large_factors_in_one_chain(sizes, rows, dtype):
 
 
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)
-def test_only_some_gradients(sizes):
+def test_gradients_that_are_not_wanted_change_no_other(sizes):
     x, dy, factors = arguments(40, sizes, torch.float32)
     everything = gradients(x, dy, factors)
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:

@@ -71,7 +71,7 @@ def test_views_biases_and_transposed_factors(sizes, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (16, 100), (256, 256), (512, 64), (300, 7)], ids=str)
-def test_rows_of_two_strides(size, dtype):
+def test_rows_of_two_strides_have_the_values(size, dtype):
     x, dy, factors = arguments(64, [size], dtype)
     x = x.reshape(16, 4, -1)
     for view in (x.transpose(0, 1), torch.cat([x, x], -1)[:, :, : size[1]], x[:, 1:]):
@@ -80,7 +80,7 @@ def test_rows_of_two_strides(size, dtype):
 
 
 @pytest.mark.parametrize("sizes", EVERYTHING[1:4] + CHAINS, ids=str)
-def test_only_some_gradients(sizes):
+def test_gradients_that_are_not_wanted_change_no_other(sizes):
     x, dy, factors = arguments(100, sizes, torch.float32)
     everything = gradients(x, dy, factors)
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:

@@ -19,7 +19,7 @@ gpu = pytest.mark.gpu
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("sample", "with_bias"), [("a vector", True), ("empty batch", False), ("both", True)])
-def test_opcheck(sample, with_bias, dtype, device):
+def test_the_operator_keeps_what_it_promises_pytorch(sample, with_bias, dtype, device):
     x, factors, bias = arguments(SAMPLES[sample], dtype, device)
     bias = bias.requires_grad_() if with_bias else None
     factors = [w.requires_grad_() for w in factors]

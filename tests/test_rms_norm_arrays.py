@@ -15,7 +15,7 @@ gpu = pytest.mark.gpu
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @pytest.mark.parametrize("shape", [(4, 64), (3, 5, 33), (1, 100000), (300, 1000)], ids=str)
-def test_numpy_arrays(shape, dtype):
+def test_numpy_arrays_agree_with_the_definition(shape, dtype):
     x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     weight = np.random.default_rng(1).standard_normal(shape[-1]).astype(dtype)
     want = definition(torch.from_numpy(x), torch.from_numpy(weight))[0]
@@ -112,8 +112,8 @@ def test_out_may_overlap_the_inputs(overlap):
 
 @gpu
 def test_numpy_arrays_on_the_gpu():
-    test_numpy_arrays((4096, 2048), np.float32)
-    test_numpy_arrays((7, 3, 999), np.float64)
+    test_numpy_arrays_agree_with_the_definition((4096, 2048), np.float32)
+    test_numpy_arrays_agree_with_the_definition((7, 3, 999), np.float64)
     assert cuops._backend.gpu_for_host_arrays() == 0
 
 

@@ -14,7 +14,7 @@ from rms_norm_samples import make
 @pytest.mark.parametrize(
     ("with_weight", "with_bias", "with_residual"), list(itertools.product([False, True], repeat=3))
 )
-def test_gradients(with_weight, with_bias, with_residual, device):
+def test_gradients_of_gradients_are_those_of_differences(with_weight, with_bias, with_residual, device):
     x = make((3, 5), torch.float64, device).requires_grad_()
     others = [
         make(shape, torch.float64, device, seed).requires_grad_() if wanted else None

@@ -97,7 +97,7 @@ def test_only_a_gradient_that_is_wanted_is_made(device):
 
 
 @pytest.mark.parametrize("dtypes", [STREAM, (torch.float16, torch.bfloat16)], ids=str)
-def test_opcheck(dtypes, device):
+def test_the_operator_keeps_what_it_promises_pytorch(dtypes, device):
     x, residual, weight = inputs((3, 13), dtypes, device)
     torch.library.opcheck(torch.ops.cuops.rms_norm_fwd.default, (x, residual, weight, None, None, 1e-6, 0.0))
 
@@ -129,7 +129,7 @@ def test_a_stream_in_float32_under_autocast(device):
 
 
 @pytest.mark.parametrize("dtypes", list(itertools.permutations(["float64", "float32", "float16"], 2)), ids=str)
-def test_numpy_arrays(dtypes):
+def test_numpy_arrays_agree_with_the_definition(dtypes):
     x, residual = (np.random.default_rng(seed).standard_normal((5, 33)).astype(d) for seed, d in enumerate(dtypes))
     y, h, rstd = cuops.rms_norm(x, residual=residual, return_rstd=True)
     assert (h == x + residual).all()

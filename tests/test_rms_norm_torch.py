@@ -86,7 +86,7 @@ def row_major(rows, n, dtype, device, seed):
 
 @pytest.mark.parametrize("layout", [row_major, transposed])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_opcheck(with_residual, layout, device):
+def test_the_operator_keeps_what_it_promises_pytorch(with_residual, layout, device):
     for dtype, n in ((torch.float32, 13), (torch.bfloat16, 8)):
         x, dy, dh = (layout(3, n, dtype, device, seed).requires_grad_() for seed in range(3))
         weight, bias = (make((n,), dtype, device, seed).requires_grad_() for seed in (3, 4))

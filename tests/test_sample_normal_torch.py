@@ -82,7 +82,7 @@ def test_gradients_go_to_what_was_broadcast(device):
 
 
 @pytest.mark.parametrize("bounded", [False, True])
-def test_opcheck(bounded, device):
+def test_the_operator_keeps_what_it_promises_pytorch(bounded, device):
     mu, sigma = leaves(*parameters((2, 6), torch.float32, device))
     low, high = (mu.detach() - 1, mu.detach() + 1) if bounded else (None, None)
     state = torch.tensor([4], device=device)

@@ -191,6 +191,8 @@ def pack(images: Iterable[Image]) -> bytes:
     offset = 8 + entry.size * len(images)
     entries, blocks = [], []
     for image in images:
+        if len(image.source) >= 32:
+            raise BuildError(f"{image.source}.cu: expected a name of less than 32 characters")
         block = lz4.block.compress(image.code, mode="high_compression", compression=12, store_size=False)
         entries.append(
             entry.pack(

@@ -28,7 +28,7 @@ Context contexts[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 thread_local Context* stack[64];
 thread_local int depth = 0;
 int64_t allocated = 0, most_allocated = 0, pinned_blocks = 0;
-constexpr int kInvalidValue = 1, kInvalidContext = 201;
+constexpr int kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500;
 constexpr int kImplicitCapture = 906;  // of the default stream, as if another one was being captured
 
 int setting(const char* name, int otherwise) {
@@ -53,17 +53,39 @@ void log(const char* format, Args... args) {
   fclose(file);
 }
 
-int load(const void* image, const char* as) {
-  const unsigned char* bytes = static_cast<const unsigned char*>(image);
-  if (memcmp(bytes, "\x7f\x45LF", 4) == 0) {
+// An image, of which the names of its kernels are known.
+struct Loaded {
+  char* code;
+  size_t size;  // of what precedes the table of sections, or of the text
+
+  bool has(const char* name) const {
+    char entry[256];  // in the text of PTX, or a string among those of machine code
+    const bool is_text = memcmp(code, "\x7f\x45LF", 4) != 0;
+    const int length =
+        is_text ? snprintf(entry, sizeof entry, ".entry %s(", name) : snprintf(entry, sizeof entry, "%c%s%c", 0, name, 0);
+    return memmem(code, size, entry, length) != nullptr;
+  }
+};
+
+int load(void** loaded, const void* image, const char* as) {
+  const char* const bytes = static_cast<const char*>(image);
+  const bool is_elf = memcmp(bytes, "\x7f\x45LF", 4) == 0;
+  uint64_t size;
+  if (is_elf) {
     uint32_t flags;
     memcpy(&flags, bytes + 48, 4);
+    memcpy(&size, bytes + 40, 8);
     log("%s sm_%d\n", as, (bytes[8] >= 8 ? flags >> 8 : flags) & 255);
-    return 0;
+  } else {
+    const char* target = strstr(bytes, ".target sm_");
+    if (target == nullptr) return 200;
+    size = strlen(bytes);
+    log("%s compute_%d\n", as, atoi(target + 11));
   }
-  const char* target = strstr(static_cast<const char*>(image), ".target sm_");
-  if (target == nullptr) return 200;
-  log("%s compute_%d\n", as, atoi(target + 11));
+  auto* const found = static_cast<Loaded*>(malloc(sizeof(Loaded)));
+  *found = {static_cast<char*>(malloc(size)), size};
+  memcpy(found->code, bytes, size);
+  *loaded = found;
   return 0;
 }
 
@@ -104,7 +126,8 @@ int run(const void* function, void** arguments, unsigned blocks, const char* how
   return 0;
 }
 
-int find_function(void** function, const char* name) {
+int find_function(void** function, const void* loaded, const char* name) {
+  if (!static_cast<const Loaded*>(loaded)->has(name)) return kNotFound;
   *function = strdup(name);
   return 0;
 }
@@ -193,12 +216,11 @@ DRIVER(cuCtxPopCurrent_v2, Context** context) {
 }
 DRIVER(cuModuleLoadData, void** module, const void* image) {
   MAY_FAIL;
-  *module = contexts;
-  return load(image, "module");
+  return load(module, image, "module");
 }
-DRIVER(cuModuleGetFunction, void** function, void*, const char* name) {
+DRIVER(cuModuleGetFunction, void** function, void* module, const char* name) {
   MAY_FAIL;
-  return find_function(function, name);
+  return find_function(function, module, name);
 }
 DRIVER(cuFuncGetAttribute, int* value, int, void*) {
   MAY_FAIL;
@@ -290,12 +312,11 @@ struct LaunchConfig {
 };
 DRIVER(cuLibraryLoadData, void** library, const void* image, void*, void**, unsigned, void*, void**, unsigned) {
   MAY_FAIL;
-  *library = contexts;
-  return load(image, "library");
+  return load(library, image, "library");
 }
-DRIVER(cuLibraryGetKernel, void** function, void*, const char* name) {
+DRIVER(cuLibraryGetKernel, void** function, void* library, const char* name) {
   MAY_FAIL;
-  return find_function(function, name);
+  return find_function(function, library, name);
 }
 DRIVER(cuKernelGetFunction, void** function, void* kernel) {
   MAY_FAIL;

@@ -58,6 +58,11 @@ def accumulator(dtype_name: str) -> str:
     return "float64" if dtype_name == "float64" else "float32"
 
 
+def sums_dtype(dtype: Any) -> Any:
+    """`accumulator` for a dtype of PyTorch's."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def promoted(*dtype_names: str) -> str:
     """The dtype of a sum, as PyTorch has it."""
     return dtype_names[0] if len({*dtype_names}) == 1 else accumulator(min(dtype_names, key=DTYPES.index))

@@ -19,3 +19,8 @@ else:
     if torch.__version__ < OLDEST:  # a TorchVersion, which compares with tuples
         failure = f"cuops needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, found {torch.__version__}"
         torch = None
+
+
+def cuda_tensors() -> bool:
+    """Whether PyTorch is there and reaches the GPUs."""
+    return torch is not None and torch.cuda.is_available()

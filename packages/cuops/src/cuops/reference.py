@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _arguments
+from ._kron_linear.sizes import elements_between
 from ._sample_normal import noise as _noise
 from ._sample_normal import truncation
 
@@ -136,14 +137,6 @@ def _rests(factors: Sequence[Any]) -> list[int]:
     # From lists, since torch.compile follows no generator through vmap and its like.
     outs, ins = [w.shape[0] for w in factors], [w.shape[1] for w in factors]
     return [math.prod([*ins[k + 1 :], *outs[:k]]) for k in range(len(factors))]
-
-
-def elements_between(sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Of a row: elements of x, and of what factors of these sizes make of it, the first one first."""
-    between = [math.prod([i for _, i in sizes])]
-    for o, i in sizes:
-        between.append(between[-1] // max(i, 1) * o)  # of empty factors nobody needs it
-    return between
 
 
 def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.ndarray | None) -> np.ndarray:

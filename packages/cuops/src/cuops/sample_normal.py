@@ -13,7 +13,8 @@ from ._sample_normal.noise import Draw
 from ._torch import torch
 
 if torch is not None:
-    from ._sample_normal import eager
+    from ._sample_normal.eager import direct
+    from ._sample_normal.operators import forward_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +127,7 @@ def sample_normal(
     """
     if low is None and high is None and dtype is None and out is None and not validate and torch is not None:
         try:
-            x = eager.direct(mu, sigma, num_samples, sample_dim, shared_noise, antithetic, generator, seed, start)
+            x = direct(mu, sigma, num_samples, sample_dim, shared_noise, antithetic, generator, seed, start)
             if x is not None:
                 return x
         except errors.CuopsError:
@@ -158,6 +159,6 @@ def sample_normal(
     draw = Draw(0, 0, num_samples, start, sample_dim, bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))
-        return eager.sample(given, shape, sizes, draw, dtype, generator, seed, out, validate)
+        return forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, validate)
     sample = _arrays.sample_numpy if _arguments.is_ndarray(mu) else _arrays.sample_dlpack
     return sample(given, shape, sizes, draw, dtype, generator, seed, out)

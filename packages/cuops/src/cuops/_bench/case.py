@@ -8,8 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from tqdm import tqdm
@@ -22,6 +21,53 @@ DTYPES = {letter: getattr(torch, name) for name, letter in LETTERS.items()}
 TOLERANCE = {torch.float16: 3 * 2.0**-10, torch.bfloat16: 3 * 2.0**-7, torch.float32: 3e-5, torch.float64: 1e-11}
 
 
+class Operator(Protocol):
+    """What a module of this package has, one for each operator.
+
+    `OWN_NUMBERS`, where it is there, are implementations whose random numbers are their own, and `CHECKED` is what
+    `check` takes instead of `KINDS`. A result whose name begins with d, but for dx, is a sum over all rows.
+    """
+
+    KINDS: tuple[str, ...]  # of work, the first one by default
+    ROOF: str  # what of the device's memory is the limit: copy or fill, a method of the timers
+    IMPLEMENTATIONS: dict[str, Callable[[], Callable[..., Any]]]  # by name, each made when it is asked for
+    ON_CPU: tuple[str, ...]  # those that run there
+    ALIASES: dict[str, str]  # other names of them, for --without
+    PACKAGES: dict[str, str]  # what an implementation imports, whose absence is no failure
+
+    def shape(self, sizes: Sequence[int], /) -> tuple[int, ...]:
+        """A case's shape, of at least two sizes."""
+
+    def facts(self, case: Case, /) -> str:
+        """What the case moves or computes, for people."""
+
+    def traffic(self, case: Case, /) -> int:
+        """The bytes that memory must move."""
+
+    def inputs(self, case: Case, device: str, /) -> dict[str, torch.Tensor]:
+        """Fresh random arguments, by name."""
+
+    def call(
+        self, case: Case, function: Callable[..., Any], arguments: dict[str, torch.Tensor], /
+    ) -> Callable[[], Any]:
+        """The call that is timed."""
+
+    def results(
+        self, case: Case, function: Callable[..., Any], arguments: dict[str, torch.Tensor], /
+    ) -> dict[str, torch.Tensor]:
+        """What an implementation computes, by name."""
+
+    def references(
+        self, case: Case, arguments: dict[str, torch.Tensor], /
+    ) -> Iterable[tuple[slice, dict[str, torch.Tensor]]]:
+        """The exact results of some rows, in float64, then those of the next ones."""
+
+    def errors(
+        self, case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor], /
+    ) -> dict[str, float]:
+        """The largest error of each result, relative to the largest magnitude in it."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What is measured; `kind` is one of the operator's KINDS."""
@@ -32,9 +78,9 @@ class Case:
     dtype: torch.dtype
 
     @property
-    def module(self) -> ModuleType:
+    def module(self) -> Operator:
         """The operator's module of this package."""
-        return importlib.import_module(f".{self.operator}", __package__)
+        return cast("Operator", importlib.import_module(f".{self.operator}", __package__))
 
     @property
     def title(self) -> str:

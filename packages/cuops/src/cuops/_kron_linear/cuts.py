@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..reference import elements_between
 from .fibers_bwd import MANY, are_small, in_fours, plan_of_fibers
 from .gemm import most_between
+from .sizes import elements_between
 from .squares_bwd import two_of_a_size
 
 NARROW = 16  # the largest factors that are faster one by one than as a part of two of a size

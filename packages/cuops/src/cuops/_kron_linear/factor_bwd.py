@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._arguments import sums_dtype
 from .fused import DTYPES, VECTOR, library, tf32_allowed
 from .sums import sum_of_products
 
@@ -115,7 +116,7 @@ def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Te
     partial_rows = _partial_rows(x.dtype, rows, inner, o, i, *across, w is not None, tf32, x.device.index)
     if not partial_rows:
         return None
-    sums = torch.promote_types(x.dtype, torch.float32)
+    sums = sums_dtype(x.dtype)
     dw, partial = x.new_empty(o, i), x.new_empty(partial_rows, -(-o * i // 4) * 4, dtype=sums)
     dx = None if w is None else torch.empty_like(x)
     library().kron_linear_factor_bwd(dw, dx, partial, g, x, None if w is None else w.contiguous(), tf32)

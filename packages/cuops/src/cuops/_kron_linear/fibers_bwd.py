@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._arguments import sums_dtype
 from .fused import DTYPES, apply, library
 from .gemm import Held
 from .squares_bwd import two_of_a_size
@@ -99,7 +100,7 @@ def backward_of_fibers(
     for part, inner, (_, _, scratch, _) in reversed(list(zip(parts, beyond, groups, strict=True))):
         state, needs_state = states.pop(), needs_x or any(needs_factors[: part.start])
         dstate = torch.empty_like(state) if needs_state else None
-        partial = x.new_empty(scratch, dtype=torch.promote_types(x.dtype, torch.float32))
+        partial = x.new_empty(scratch, dtype=sums_dtype(x.dtype))
         dy = dy.reshape(len(state), -1)
         library().kron_linear_fibers_bwd(dfactors[part], dstate, partial, dy, state, factors[part], inner)
         if dstate is None:

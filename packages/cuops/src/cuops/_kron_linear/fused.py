@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import _backend
+from .._arguments import TORCH_DTYPES
 from ..kron_plan import GEMM
 from .gemm import apply_along, chain_of_matmuls, out_shape, product_of
 
 VECTOR = 16  # bytes that the kernels read at once
-DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/dtype.h numbers them
+DTYPES = {dtype: number for number, dtype in enumerate(TORCH_DTYPES)}
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from collections.abc import Callable, MutableSequence, Sequence
 import torch
 from torch import Tensor
 
-from ..reference import elements_between
 from .copies import swapped
+from .sizes import elements_between
 from .sums import LAUNCH, is_sum_in_batch, sum_of_products, tiles
 
 # For a factor's gradient, and that of what it is applied to where the factor is given; None where it is slower.

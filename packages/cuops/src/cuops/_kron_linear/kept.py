@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..reference import elements_between
 from .bwd import NOTHING, Kept, at_once, by_chain, way
 from .cuts import cut_before_squares, is_larger_from_first
 from .fibers_bwd import are_small
 from .fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
 from .gemm import chain_of_matmuls, elements_of_chain, turns
+from .sizes import elements_between
 from .squares_bwd import two_of_a_size
 
 Parts: TypeAlias = "list[tuple[int, bool]]"  # as in Kept

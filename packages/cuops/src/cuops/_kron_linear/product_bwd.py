@@ -14,7 +14,7 @@ from .gemm import Held
 
 # Predicted nanoseconds of a launch up to which nothing else is faster, as measured on an H200: by the bytes of an
 # element, without columns beyond the factor's and with them.
-MOST = {2: (10000, 17000), 4: (17000, 18000), 8: (12000, 18500)}
+MOST_NANOSECONDS = {2: (10000, 17000), 4: (17000, 18000), 8: (12000, 18500)}
 # Of these, what launches in a row share; the forward of a factor; the least of a launch, and of the last forward.
 START, AGAIN, LEAST, LAST = 4300, 1800, 2900, 1700
 SINGLES = {2: 2.5, 4: 1.3, 8: 1.3}  # times as long where elements move one by one
@@ -27,7 +27,7 @@ def _times(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], de
     for o, i in sizes:
         inner //= o
         time = library().kron_linear_product_bwd_time(DTYPES[dtype], rows, inner, o, i, device)
-        if not 0 < time <= MOST[dtype.itemsize][inner > 1]:
+        if not 0 < time <= MOST_NANOSECONDS[dtype.itemsize][inner > 1]:
             return []
         times.append(time)
         rows *= i

@@ -12,14 +12,14 @@ from torch import Tensor
 from .fused import DTYPES, library
 from .gemm import Held
 
-MOST = 25000  # predicted nanoseconds, beyond which other ways are faster, as measured on an H200
+MOST_NANOSECONDS = 25000  # predicted nanoseconds, beyond which other ways are faster, as measured on an H200
 FAR = 1 << 16  # elements from row to row, or column to column, of a factor, that a kernel may not take
 
 
 @functools.lru_cache(4096)
 def _nanoseconds(dtype: torch.dtype, rows: int, sizes: tuple[int, ...], device: int) -> float:
     time = library().kron_linear_slices_bwd_time(DTYPES[dtype], rows, sizes, device)
-    return time if 0 < time <= MOST else math.inf
+    return time if 0 < time <= MOST_NANOSECONDS else math.inf
 
 
 def time_of_slices(x: Tensor, factors: Sequence[Tensor]) -> float:

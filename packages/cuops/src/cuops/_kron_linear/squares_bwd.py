@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._arguments import sums_dtype
 from .fused import DTYPES, VECTOR, in_place, library, tf32_allowed
 from .gemm import Held, product_of
 
@@ -131,7 +132,7 @@ def backward_of_squares(
     pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
     needed = [group for group in groups if two.finds_both or any(needs_factors[group])]
     dx = torch.empty_like(state) if needs_x else None
-    sums = torch.promote_types(x.dtype, torch.float32)
+    sums = sums_dtype(x.dtype)
     dw = [
         x.new_empty(pair[k].shape, dtype=sums if len(factors[group]) > 1 else x.dtype)
         for k, group in enumerate(groups)

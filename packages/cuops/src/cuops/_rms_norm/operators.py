@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from .. import _backend, _higher_derivatives, reference
-from .._arguments import dtype_name
+from .._arguments import dtype_name, sums_dtype
 from .._transforms import PLAIN, is_transformed, takes_formula
 from . import sharding
 
 CHUNK = 1 << 16  # elements that the CPU works on at a time
 
 library = torch.library.Library("cuops", "FRAGMENT")
-# A DTensor's way to be divided is remembered with the values of what comes after the first integer, which a dtype counts as.
+# PyTorch remembers how a DTensor is divided with all arguments from the first integer on, which a dtype counts as.
 library.define(
     "rms_norm_fwd(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, ScalarType? out_dtype, "
     "float eps, float weight_offset) -> (Tensor y, Tensor h, Tensor rstd)"
@@ -24,10 +24,6 @@ library.define(
 )
 
 
-def _sums_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _rows(a: Tensor | None, strides: int = 2) -> Tensor | None:
     """`a`, or a copy of it where the library cannot read its rows."""
     return a if a is None or a.is_contiguous() or _backend.library().rows_are_readable(a, strides) else a.contiguous()
@@ -35,7 +31,7 @@ def _rows(a: Tensor | None, strides: int = 2) -> Tensor | None:
 
 def _parameter(p: Tensor | None, x: Tensor) -> Tensor | None:
     """A weight or bias as the library takes it: contiguous, in x's dtype or that of its sums."""
-    return p if p is None else (p if p.dtype == x.dtype else p.to(_sums_dtype(x.dtype))).contiguous()
+    return p if p is None else (p if p.dtype == x.dtype else p.to(sums_dtype(x.dtype))).contiguous()
 
 
 def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
@@ -43,7 +39,7 @@ def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
     y = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     h = x.new_empty(0 if residual is None else x.shape, dtype=dtype)
-    return y, h, x.new_empty(x.shape[:-1], dtype=_sums_dtype(dtype))
+    return y, h, x.new_empty(x.shape[:-1], dtype=sums_dtype(dtype))
 
 
 def _fwd_cuda(x, residual, weight, bias, out_dtype, eps, weight_offset):  # type: ignore[no-untyped-def]
@@ -107,7 +103,7 @@ def _bwd_cuda(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):
     dx, dweight, dbias = _empty_bwd(h, parameter, bias_dtype, needs_dweight)
     with_bias = bias_dtype is not None
     scratch = h.new_empty(
-        lib.rms_norm_bwd_scratch(*arrays, needs_dweight, with_bias, weight_offset), dtype=_sums_dtype(h.dtype)
+        lib.rms_norm_bwd_scratch(*arrays, needs_dweight, with_bias, weight_offset), dtype=sums_dtype(h.dtype)
     )  # fmt: skip
     sums = dweight if needs_dweight else None, dbias if with_bias else None
     lib.rms_norm_bwd(dx, *sums, scratch, *arrays, eps, weight_offset)

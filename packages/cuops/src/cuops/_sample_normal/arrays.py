@@ -8,6 +8,7 @@ from typing import Any
 from .. import _arguments, _backend, _dlpack, reference
 from .._torch import torch
 from . import checks as _checks
+from .bounds import rounded_inwards
 from .noise import Draw
 
 if torch is not None:
@@ -47,16 +48,6 @@ def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # typ
         return out
     reference.sample_normal_numpy(mu, sigma, low, high, draw, out)
     return out
-
-
-def rounded_inwards(bound: Any, dtype: Any, up: bool) -> Any:
-    """Arrays of bounds in a dtype, rounded to where they still hold."""
-    import numpy as np
-
-    with np.errstate(all="ignore"):
-        rounded = bound.astype(dtype)
-        outside = rounded < bound if up else rounded > bound
-        return np.where(outside, np.nextafter(rounded, np.asarray(np.inf if up else -np.inf, dtype)), rounded)
 
 
 def sample_dlpack(given, shape, sizes, draw, dtype, generator, seed, out):  # type: ignore[no-untyped-def]

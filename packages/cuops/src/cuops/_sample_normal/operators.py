@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _backend, _higher_derivatives, reference
+from .. import _arguments, _backend, _higher_derivatives, reference
+from .._transforms import derivatives, is_transformed
+from . import checks
+from .bounds import rounded_inwards
 from .noise import Draw
+from .random_state import random_state
 
 library = torch.library.Library("cuops", "FRAGMENT")
 DRAW = (
@@ -81,7 +87,7 @@ def _fwd_cuda(mu, sigma, low, high, state, seed, stream, num, start, sample_dim,
 
 def draw_into(x, mu, sigma, low, high, *draw):  # type: ignore[no-untyped-def]
     """Draws into a contiguous x."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = _arguments.sums_dtype(x.dtype)
     mu, sigma = (_readable(a, x.dtype if a.dtype == x.dtype else wide) for a in (mu, sigma))
     low, high = (_readable(a, x.dtype) for a in (low, high))
     _backend.library().sample_normal_fwd(x, mu, sigma, 0.0, low, high, *draw)
@@ -95,8 +101,7 @@ def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sampl
         return _bwd_plain(
             grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic
         )  # fmt: skip
-    sums = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    partial = grad.new_empty((chunks, 2, mu.numel()), dtype=sums)
+    partial = grad.new_empty((chunks, 2, mu.numel()), dtype=_arguments.sums_dtype(grad.dtype))
     lib.sample_normal_bwd(partial, grad, state, seed, stream, start, sample_dim, shared, antithetic)
     dmu, dsigma = (partial[0] if chunks == 1 else partial.sum(0)).reshape(2, *mu.shape)
     return dmu.to(mu.dtype, copy=True), dsigma.to(sigma.dtype, copy=True), mu.new_empty(0), mu.new_empty(0)
@@ -151,3 +156,77 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
 
 torch.library.register_autograd("cuops::sample_normal_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
 torch.library.register_autograd("cuops::sample_normal_bwd", _second, setup_context=_save_for_second, lib=library)
+
+
+_is_compiling, _is_fake = torch.compiler.is_compiling, torch._subclasses.fake_tensor.is_fake
+_mode, _Key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+
+
+def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, validate):  # type: ignore[no-untyped-def]
+    """The operator, and where transforms are at work its formula; all arguments but values are checked before."""
+    mu, sigma, low, high = given.values()
+    if not isinstance(sigma, Tensor):
+        sigma = mu.new_full((1,), float(sigma), dtype=torch.float64)
+    truncated = low is not None or high is not None
+    if truncated:
+        low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
+    traced = _is_traced(mu, sigma)
+    if (validate or not mu.is_cuda) and not traced and not is_transformed():
+        _check_values(sigma, low, high)
+    if out is not None:
+        _arguments.out(out, sizes, dtype, mu, "mu")
+        if not _is_compiling():
+            _arguments.apart("out", out)
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
+            raise ValueError("out: expected no argument that requires a gradient")
+    if 0 in sizes and out is not None:
+        return out
+    parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
+    layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
+    state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed, traced)
+    is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not _is_compiling()
+    if is_in_place and _arguments.are_apart(out, *parameters):
+        draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
+        torch.autograd.graph.increment_version(out)
+        return out
+    if not _is_compiling() and is_transformed():
+        if truncated and any(derivatives(a) > 1 for a in parameters):
+            raise NotImplementedError("second derivatives of truncated samples are not there")
+        whole = draw_of(state, seed, stream, *layout)
+        x = reference.sample_normal_formula(*parameters, whole, dtype)  # type: ignore[call-arg]
+    else:
+        x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
+    return x if out is None else out.copy_(x)
+
+
+def _is_traced(*tensors: Tensor) -> bool:
+    """Whether a graph is made, to which numbers may be inputs, and for which tensors may have no values."""
+    if _is_compiling() or any(map(_mode, (_Key.FAKE, _Key.PROXY))):
+        return True
+    return any(tensor.is_meta or _is_fake(tensor) for tensor in tensors)
+
+
+def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> None:
+    if not bool((sigma >= 0).all()):
+        raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
+    if low is not None and high is not None:
+        checks.bounds(bool((low < high).all()), low.dtype)
+
+
+def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
+    """A bound in the result's dtype, rounded to where it still holds."""
+    if not isinstance(bound, Tensor):
+        if bound is not None and _is_traced(mu):
+            return rounded_inwards(mu.new_full((1,), float(bound), dtype=torch.float64), dtype, up)
+        missing = -math.inf if up else math.inf
+        value = missing if bound is None else _number_inwards(float(bound), dtype, up)
+        return mu.new_full((1,), value, dtype=dtype)
+    if bound.dtype == dtype:
+        return bound
+    rounded = rounded_inwards(bound.detach(), dtype, up)
+    return bound + (rounded - bound).detach() if bound.requires_grad else rounded
+
+
+@functools.lru_cache(maxsize=256)
+def _number_inwards(bound: float, dtype: torch.dtype, up: bool) -> float:
+    return float(rounded_inwards(torch.tensor([bound], dtype=torch.float64, device="cpu"), dtype, up))

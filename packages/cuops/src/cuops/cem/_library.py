@@ -1,4 +1,4 @@
-"""Which library an array is of."""
+"""Which library an array is of, and how its arrays are written."""
 
 from __future__ import annotations
 

@@ -8,12 +8,9 @@ from typing import Any
 
 from .. import _arguments
 from .._arguments import is_tensor
-from .._sample_normal import arrays
+from .._sample_normal.bounds import rounded_inwards
 from .._torch import torch
 from ._library import library_of
-
-if torch is not None:
-    from .._sample_normal import eager
 
 
 def elites(value: Any, num_samples: int) -> int:
@@ -131,14 +128,14 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
     """Both as (problems, d) in the samples' dtype, rounded to where they still hold, or None; mu is within them."""
     if low is None and high is None:
         return None, None
-    xp, by = library_of(mu), eager if is_tensor(mu) else arrays
+    xp = library_of(mu)
     limits, rounded = [], []
     for name, value, none in (("low", low, -math.inf), ("high", high, math.inf)):
         exact = like(name, none if value is None else value, mu)
         limits.append(together(name, exact, mu))
         if xp.isnan(limits[-1]).any():
             raise ValueError(f"{name}: expected numbers, got NaN")
-        rounded.append(by.rounded_inwards(exact, dtype, name == "low"))
+        rounded.append(rounded_inwards(exact, dtype, name == "low"))
     if not (limits[0] < limits[1]).all():
         raise ValueError("low: expected less than high everywhere")
     if (mu < limits[0]).any() or (mu > limits[1]).any():

@@ -22,7 +22,8 @@ from importlib import metadata
 from typing import Any
 
 from .. import _backend, _driver, _torch, errors
-from .selftest import LIMIT, SELF_TESTS, cuda_tensors
+from .._torch import cuda_tensors
+from .selftest import LIMIT, SELF_TESTS
 
 BROKEN = 18
 SELF_TEST_FAILED = 17

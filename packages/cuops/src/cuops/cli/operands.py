@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _backend, _driver
-from .._torch import torch
-from .selftest import cuda_tensors
+from .._torch import cuda_tensors, torch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -78,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                 f"--{option}", metavar="FILE", action="append", required=True, help="a file as IN is; once for each"
             )
         for number, default in operator.numbers.items():
-            option, text = number.replace("_", "-"), f"{HELP[number]}, by default {default}"
+            option, text = number.replace("_", "-"), f"{HELP.get(number, number)}, by default {default}"
             command.add_argument(f"--{option}", dest=number, type=float, default=default, help=text)
 
 

@@ -9,15 +9,10 @@ from typing import Any
 
 from .. import reference
 from .._sample_normal import noise
-from .._torch import torch
+from .._torch import cuda_tensors, torch
 
 EPS = 1e-6
 LIMIT = 4.0  # in units of the dtype's epsilon, relative to each value
-
-
-def cuda_tensors() -> bool:
-    """Whether PyTorch is there and reaches the GPUs."""
-    return torch is not None and torch.cuda.is_available()
 
 
 def _rounded(error: float) -> float:
