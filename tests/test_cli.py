@@ -8,11 +8,12 @@ from importlib import metadata
 from pathlib import Path
 
 import cuops
+import numpy as np
 import pytest
 import torch
 from cuops import _bench
 from cuops._bench import rms_norm
-from cuops.cli import cases, main, run, selftest
+from cuops.cli import cases, doctor, main, run, selftest
 from torch._dynamo.testing import CompileCounter
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +100,24 @@ def test_profile_writes_a_chrome_trace_and_prints_the_kernels(tmp_path, capsys):
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"rms_norm forward", "rms_norm backward", "cuops::rms_norm_fwd"} <= names
     assert "cuops::rms_norm_fwd" in capsys.readouterr().out
+
+
+def test_profile_says_when_the_trace_was_not_written(tmp_path, capsys, monkeypatch):
+    """PyTorch does not: it leaves an empty file."""
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda self, path: Path(f"{path}.tmp").touch())
+    output = tmp_path / "trace.json"
+    output.write_text("of before")
+    assert main(["profile", "rms_norm", "4", "8", "--device", "cpu", "--output", str(output)]) == 1
+    assert "trace.json: the trace could not be written" in capsys.readouterr().err
+    assert output.read_text() == "of before"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+@pytest.mark.parametrize("needs", ["numpy.ones(1 << 58, 'int8')", "import tqdm_of_no_kind"], ids=["memory", "module"])
+def test_what_is_not_there_is_a_line(needs, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "main", lambda options: exec(needs, {"numpy": np}))
+    assert main(["doctor"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_profile_leaves_what_is_no_file_alone(tmp_path, capsys):

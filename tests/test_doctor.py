@@ -45,7 +45,8 @@ def machine(monkeypatch):
     monkeypatch.delenv("CUOPS_BACKEND", raising=False)
     monkeypatch.setattr(_driver, "cuda_version", lambda: (13, 0))
     monkeypatch.setattr(_driver, "gpus", lambda: [H200])
-    monkeypatch.setattr(_backend, "installed", lambda: [backend()])
+    monkeypatch.setattr(_backend, "installed", lambda *_: [backend()])
+    monkeypatch.setattr(_backend, "_missing", _backend.suggested)  # whatever pip knows here
     held = ["rms_norm sm 80 1000", "rms_norm sm 90 1000", "rms_norm ptx 90 1000"]
     monkeypatch.setattr(_backend, "load", lambda _: Library(held))
     monkeypatch.setattr(doctor, "SELF_TESTS", {"rms_norm": lambda place: {"float32": 0.5}})
@@ -104,7 +105,7 @@ def test_a_forced_backend_is_the_choice(machine, capsys):
 
 
 def test_versions_that_differ(machine, capsys):
-    machine.setattr(_backend, "installed", lambda: [backend(version="0.0.1")])
+    machine.setattr(_backend, "installed", lambda *_: [backend(version="0.0.1")])
     assert "0.0.1" in problem(examine(capsys), 12)["what"]
 
 
@@ -159,7 +160,9 @@ def test_every_gpu_that_arrays_can_be_on_is_tested(machine, capsys, cuda_tensors
 
 def test_a_cuda_call_that_fails(machine, capsys):
     machine.setattr(_driver, "gpus", raises(errors.CudaError("cuInit failed with CUDA_ERROR_UNKNOWN")))
-    assert "CUDA_ERROR_UNKNOWN" in problem(examine(capsys), 16)["what"]
+    found = problem(examine(capsys), 16)
+    assert "CUDA_ERROR_UNKNOWN" in found["what"]
+    assert found["command"] == "nvidia-smi"
 
 
 @pytest.mark.parametrize("error", [40.0, float("inf"), float("nan")])
@@ -185,7 +188,7 @@ def test_a_library_that_was_cut_is_not_opened(machine, capsys, tmp_path):
     file = metadata.PackagePath("libcuops.so")
     file.size, file.dist = 4000, type("Distribution", (), {"locate_file": staticmethod(lambda path: tmp_path / path)})
     machine.setattr(metadata, "files", lambda name: [file] if name == "cuops-cu121" else [])
-    machine.setattr(_backend, "installed", lambda: [backend(library=library)])
+    machine.setattr(_backend, "installed", lambda *_: [backend(library=library)])
     found = problem(examine(capsys), 18)
     assert "has 100 bytes, and 4000 in its wheel" in found["what"]
     assert found["command"] == "pip install --force-reinstall cuops-cu121"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cuops import errors
 from installation import Installation
 
+FFI = "apache-tvm-ffi>=0.1.9,<0.2"
 CUDA_ARRAY = """
     import json, cuops
 
@@ -108,6 +113,64 @@ def test_gpu_older_than_all_images(installation: Installation, driver: Path, cap
     assert "RuntimeWarning: NumPy arrays are computed on the CPU" in done.stderr
     assert f"no code for compute capability {capability / 10}" in done.stderr
     assert "cuops-cu118" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "command", "said"),
+    [
+        ("truncate cuops_cu121/libcuops.so", "pip install --force-reinstall cuops-cu121", "has 4096 bytes"),
+        ("empty cuops_cu121/__init__.py", "pip install --force-reinstall cuops-cu121", "cuops-cu121 does not import"),
+        ("remove cuops-*.dist-info", "pip install --force-reinstall cuops", "cuops has no metadata"),
+        ("remove cuops_cu121-*.dist-info/entry_points.txt", "pip install --force-reinstall cuops-cu121", "no backend"),
+        ("remove tvm_ffi", f"pip install --force-reinstall '{FFI}'", "apache-tvm-ffi does not import"),
+        ("age apache_tvm_ffi-*.dist-info", f"pip install --force-reinstall '{FFI}'", "apache-tvm-ffi is 0.1.2"),
+    ],
+)
+def test_damage_is_named_with_what_mends_it(damage, command, said, installation: Installation, driver: Path):
+    how, pattern = damage.split(maxsplit=1)
+    (path,) = installation.folder.glob(pattern)
+    if how == "truncate":
+        os.truncate(path, 4096)
+    elif how == "empty":
+        path.write_text("")
+    elif how == "age":
+        path.unlink()  # a link to this environment's
+        path.mkdir()
+        (path / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm-ffi\nVersion: 0.1.2\n")
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    kind, message, got = provoke(installation, LIBRARIES=driver)
+    assert got == command
+    assert said in message
+    assert kind == ("BackendNotFoundError" if "no backend" in said else "DamagedBackendError")
+
+
+@pytest.mark.parametrize("damaged", ["cu118", "cu121"])
+def test_a_damaged_backend_leaves_the_others_usable(
+    damaged, installation: Installation, backend_wheel: Path, driver: Path
+):
+    installation.add_copy(backend_wheel, "cu118", cuda="11.8", driver_cuda="11.0")
+    shutil.rmtree(installation.folder / f"cuops_{damaged}")
+    code = "import cuops; from cuops import _backend; _backend.library(); print(_backend.choose().name)"
+    other = {"cu118": "cu121", "cu121": "cu118"}[damaged]
+    assert installation.run(code, LIBRARIES=driver).stdout == f"{other}\n"
+    assert installation.run(code, LIBRARIES=driver, CUOPS_BACKEND=other).stdout == f"{other}\n"
+    assert "DamagedBackendError" in installation.run(code, LIBRARIES=driver, CUOPS_BACKEND=damaged).stderr
+
+
+def test_a_library_of_the_drivers_name_without_its_symbols_is_no_driver(installation: Installation, tmp_path: Path):
+    (tmp_path / "empty.c").write_text("")
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(
+        [sys.executable, "-m", "ziglang", "cc", "-shared", "empty.c", "-o", library], cwd=tmp_path, check=True
+    )
+    kind, message, _ = provoke(installation, LIBRARIES=tmp_path)
+    assert kind == "DriverNotFoundError"
+    assert "libcuda.so.1 has no symbol cuDriverGetVersion" in message
+    code = "import cuops, numpy; print(cuops.rms_norm(numpy.ones((2, 4)), eps=0.0).sum())"
+    assert installation.run(code, LIBRARIES=tmp_path).stdout == "8.0\n"
 
 
 def test_a_damaged_image_is_named(installation: Installation, driver: Path):

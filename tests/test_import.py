@@ -74,3 +74,19 @@ def test_torch_that_is_too_old_is_reported_and_not_fatal(tmp_path: Path, core_wh
         "import cuops, numpy; print(cuops.rms_norm(numpy.ones((2, 4)), eps=0.0).sum(), cuops._torch.failure)"
     )
     assert done.stdout.split(maxsplit=1) == ["8.0", "cuops needs PyTorch 2.7 or newer, found 2.3.1\n"], done.stderr
+
+
+def test_a_folder_that_is_called_torch_is_no_pytorch(tmp_path: Path, core_wheel: Path):
+    installation = Installation(tmp_path, ("torch",))
+    installation.add(core_wheel)
+    (installation.folder / "torch" / "lib").mkdir(parents=True)
+    done = installation.run("import cuops; from cuops import _torch; print(_torch.torch, _torch.failure)")
+    assert done.stdout == "None None\n", done.stderr
+
+
+def test_a_torch_that_fails_in_any_way_is_reported_and_not_fatal(tmp_path: Path, core_wheel: Path):
+    installation = Installation(tmp_path, ("torch",))
+    installation.add(core_wheel)
+    (installation.folder / "torch.py").write_text("raise RuntimeError('half of it')")
+    done = installation.run("import cuops; from cuops import _torch; print(_torch.torch, _torch.failure)")
+    assert done.stdout == "None RuntimeError('half of it')\n", done.stderr

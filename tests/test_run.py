@@ -338,3 +338,39 @@ def test_more_samples_than_there_are_counters_are_refused(tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
     assert main(["run", "sample_normal", *files, f"--num-samples={1 << 45}"]) == 1
     assert "num_samples: expected an integer from 0 to" in capsys.readouterr().err
+
+
+def test_a_file_that_is_write_protected_stays_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((2, 4)))
+    np.save("y.npy", np.zeros(3))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # which root may nearly always
+    assert main(["run", "rms_norm", "x.npy", "y.npy"]) == 1
+    assert "y.npy: is write-protected" in capsys.readouterr().err
+    assert (np.load("y.npy") == np.zeros(3)).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_names_as_long_as_a_folder_holds_are_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((2, 4)))
+    name = "y" * 251 + ".npy"
+    assert main(["run", "rms_norm", "x.npy", name]) == 0
+    assert np.load(name).shape == (2, 4)
+
+
+def test_a_link_that_leads_nowhere_but_to_itself_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((2, 4)))
+    (tmp_path / "y.npy").symlink_to("y.npy")
+    assert main(["run", "rms_norm", "x.npy", "y.npy"]) == 0
+    assert np.load("y.npy").shape == (2, 4)
+
+
+def test_a_header_with_a_size_that_no_array_has_is_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1180591620717411303424, 16), }"
+    header += b" " * (117 - len(header)) + b"\n"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert main(["run", "rms_norm", "x.npy", "y.npy"]) == 1
+    assert "x.npy: expected one array, as numpy.save writes it" in capsys.readouterr().err

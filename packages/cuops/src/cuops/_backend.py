@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from typing import Any
 
 from . import _driver, errors
 from ._known_backends import CODE, LEAST_DRIVER
+
+LEAST_FFI = (0, 1, 9)  # as the backends' requirements have it
+MEND_FFI = "pip install --force-reinstall 'apache-tvm-ffi>=0.1.9,<0.2'"
 
 
 @dataclass(frozen=True)
@@ -35,22 +40,29 @@ class Backend:
         return int(major), int(minor)
 
 
-def installed() -> list[Backend]:
-    """The backends in this environment, from the oldest to the newest CUDA version."""
+def installed(damaged: list[errors.DamagedBackendError] | None = None) -> list[Backend]:
+    """The backends in this environment, from the oldest to the newest CUDA version.
+
+    What is wrong with others goes into `damaged`. Without it, that is raised where no backend is left to take.
+    """
     from importlib import metadata  # takes longer than the rest of cuops
 
-    found = []
+    found, wrong = [], {}
     for point in metadata.entry_points(group="cuops.backends"):
+        package = f"cuops-{point.name}"
         try:
             module = point.load()
-        except ImportError as error:
-            package = f"cuops-{point.name}"
-            raise errors.DamagedBackendError(
+            facts: dict[str, Any] = {**module.FACTS, "library": module.LIBRARY}
+            facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+            found.append(Backend(**facts))
+        except Exception as error:  # as its files may be in any state
+            wrong[point.name] = errors.DamagedBackendError(
                 f"{package} does not import: {error}", f"pip install --force-reinstall {package}"
-            ) from None
-        facts: dict[str, Any] = {**module.FACTS, "library": module.LIBRARY}
-        facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
-        found.append(Backend(**facts))
+            )
+    if damaged is not None:
+        damaged += wrong.values()
+    elif wrong and (not found or os.environ.get("CUOPS_BACKEND") in wrong):
+        raise wrong.get(os.environ.get("CUOPS_BACKEND", ""), next(iter(wrong.values())))
     return sorted(found, key=lambda backend: [int(part) for part in backend.cuda.split(".")])
 
 
@@ -64,13 +76,24 @@ def suggested() -> str:
     return f"cuops-{_newest_with_code({name: CODE[name] for name in fitting})}"
 
 
+def _missing() -> str:
+    """What pip is to install where no backend is found: one that pip knows, and so has lost a file, or a new one."""
+    from importlib import metadata
+
+    for name in LEAST_DRIVER:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            metadata.version(f"cuops-{name}")
+            return f"--force-reinstall cuops-{name}"
+    return suggested()
+
+
 def choose() -> Backend:
     """The newest backend for the driver that has code for the GPUs, or the one that CUOPS_BACKEND names."""
     backends, forced = installed(), os.environ.get("CUOPS_BACKEND")
     if forced:
         backends = _forced(forced, backends)
     if not backends:
-        raise errors.BackendNotFoundError("no backend of cuops is installed", f"pip install {suggested()}")
+        raise errors.BackendNotFoundError("no backend of cuops is installed", f"pip install {_missing()}")
     driver = _driver.cuda_version()
     fitting = [backend for backend in backends if backend.least_driver <= driver]
     if not fitting:
@@ -116,7 +139,12 @@ def check_version(backend: Backend) -> None:
     """Raises VersionMismatchError unless the backend is of the core's version."""
     from importlib import metadata
 
-    core = metadata.version("cuops")
+    try:
+        core = metadata.version("cuops")
+    except metadata.PackageNotFoundError:
+        raise errors.DamagedBackendError(
+            "cuops has no metadata of its version", "pip install --force-reinstall cuops"
+        ) from None
     if backend.version != core:
         raise errors.VersionMismatchError(
             f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",
@@ -171,12 +199,28 @@ def reinstall(backend: Backend) -> str:
     return f"pip install --force-reinstall cuops-{backend.name}"
 
 
+def _check_ffi() -> None:
+    """Raises DamagedBackendError where apache-tvm-ffi is older than backends need: it would crash."""
+    from importlib import metadata
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("apache-tvm-ffi")
+        if tuple(map(int, re.findall(r"\d+", version)[:3])) < LEAST_FFI:
+            least = ".".join(map(str, LEAST_FFI))
+            raise errors.DamagedBackendError(f"apache-tvm-ffi is {version}; cuops needs {least} or newer", MEND_FFI)
+
+
 def load(backend: Backend) -> Any:
     """The FFI functions of a backend. This needs no driver."""
     torch = sys.modules.get("torch")
     if torch is not None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here
-    import tvm_ffi
+    check_size(backend)
+    _check_ffi()
+    try:
+        import tvm_ffi
+    except ImportError as error:
+        raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", MEND_FFI) from None
 
     for name, cls in errors.from_library().items():
         tvm_ffi.register_error(name, cls)

@@ -32,7 +32,11 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
-    result = getattr(library, name)(*arguments)
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        raise DriverNotFoundError(f"libcuda.so.1 has no symbol {name}, and so is no driver's") from None
+    result = function(*arguments)
     if result:
         text = ctypes.c_char_p()
         library.cuGetErrorName(result, ctypes.byref(text))

@@ -13,10 +13,13 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         failure = repr(error)
-except (ImportError, OSError) as error:
+except Exception as error:  # as its files may be in any state
     failure = repr(error)
 else:
-    if torch.__version__ < OLDEST:  # a TorchVersion, which compares with tuples
+    if not hasattr(torch, "__version__"):  # a folder of that name, as a removal leaves it behind
+        failure = None if torch.__file__ is None else f"{torch.__file__} has no __version__"
+        torch = None
+    elif torch.__version__ < OLDEST:  # a TorchVersion, which compares with tuples
         failure = f"cuops needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, found {torch.__version__}"
         torch = None
 

@@ -49,9 +49,9 @@ def rms_norm_numpy(
     h = flat if added is None else np.empty((rows, n), dtype)
     y = np.empty((rows, n), out_dtype or x.dtype)
     rstd = np.empty((rows, 1), _arguments.accumulator(dtype))
-    factor = None if weight is None else weight.astype(np.float64) + weight_offset
-    term = 0.0 if bias is None else bias.astype(np.float64)
     with np.errstate(all="ignore"):  # a GPU warns of nothing
+        factor = None if weight is None else weight.astype(np.float64) + weight_offset
+        term = 0.0 if bias is None else bias.astype(np.float64)
         for part in some_rows(rows, n, CHUNK):
             if added is not None:
                 h[part] = flat[part].astype(np.float64) + added[part]

@@ -127,8 +127,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes `content` so that readers see the old file or the new one whole; what is not finite becomes null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".json.part")
-    scratch.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
-    scratch.replace(path)
+    try:
+        scratch.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _finite(content: Any) -> Any:

@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except BrokenPipeError:  # is no mistake: see `command`
         raise
-    except (CuopsError, TypeError, ValueError, OSError) as error:
+    except (CuopsError, TypeError, ValueError, OSError, ImportError) as error:
         print(f"cuops {options.command}: {error}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
-        if "memory" not in str(error):  # PyTorch's words where it runs out of it
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # PyTorch's words where it runs out of it
             raise
         print(f"cuops {options.command}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
         return 1

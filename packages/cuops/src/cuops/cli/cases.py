@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,8 @@ def folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{path}: expected a folder: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"{path}: expected a folder that can be written")
 
 
 def chosen(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:

@@ -85,7 +85,8 @@ class Examination:
             yield
         except errors.CuopsError as error:
             code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), BROKEN)
-            self._problem(code, str(error).partition("\nTo mend it")[0], error.command)
+            command = mended_by if error.command == errors.CuopsError.command else error.command  # this is the doctor
+            self._problem(code, str(error).partition("\nTo mend it")[0], command)
         except Exception as error:
             self._problem(BROKEN, f"{type(error).__name__}: {error}".partition("\n")[0], mended_by)
 
@@ -106,9 +107,10 @@ class Examination:
         return torch and {"version": torch.__version__, "cuda": torch.version.cuda}
 
     def _backends(self) -> list[dict[str, Any]]:
-        found = []
+        found: list[dict[str, Any]] = []
+        damaged: list[errors.DamagedBackendError] = []
         with self._noting(f"pip install --force-reinstall {_backend.suggested()}"):
-            for backend in _backend.installed():
+            for backend in _backend.installed(damaged):
                 facts = asdict(backend) | {"library": str(backend.library), "images": 0}
                 reinstall = f"pip install --force-reinstall cuops-{backend.name}"
                 with self._noting(reinstall):
@@ -117,6 +119,9 @@ class Examination:
                     _backend.check_size(backend)
                     facts["images"] = self._images(backend, reinstall)
                 found.append(facts)
+        for error in damaged:
+            with self._noting(error.command):
+                raise error
         return found
 
     def _images(self, backend: _backend.Backend, reinstall: str) -> int:

@@ -45,7 +45,7 @@ def read(location: str) -> FileArray:
         return _read_safetensors(path, name)
     try:
         values = np.lib.format.open_memmap(location, mode="r")
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{location}: expected one array, as numpy.save writes it") from error
     return FileArray(values, values.dtype.name, "x")
 
@@ -94,12 +94,17 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + size
 
 
+def _resolved(path: Path) -> Path:
+    """What links lead to, where they lead anywhere."""
+    return Path(os.path.realpath(path))
+
+
 def spare(output: Path, x: str, others: Iterable[str]) -> None:
     """Raises where `output` would take the place of an input; it may take that of x, alone in its file."""
-    if output.resolve() in [_parts(location)[0].resolve() for location in others]:
+    if _resolved(output) in [_resolved(_parts(location)[0]) for location in others]:
         raise ValueError(f"{output}: is read here, too; name another file")
     path = _parts(x)[0]
-    if path.suffix == ".safetensors" and path.resolve() == output.resolve() and len(_safetensors_header(path)[0]) > 1:
+    if path.suffix == ".safetensors" and _resolved(path) == _resolved(output) and len(_safetensors_header(path)[0]) > 1:
         raise ValueError(f"{output}: holds other tensors than {x}; name another file")
 
 
@@ -128,8 +133,13 @@ def replacing(path: Path) -> Iterator[Path]:
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected the name of a file")
-    path = path.resolve()  # what a link names, rather than the link
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    path = _resolved(path)  # what a link names, rather than the link
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(f"{path}: is write-protected")
+    try:
+        handle, name = tempfile.mkstemp(prefix=".cuops.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise OSError(f"{path}: no file can be made there: {error.strerror}") from error
     os.close(handle)
     scratch = Path(name)
     try:

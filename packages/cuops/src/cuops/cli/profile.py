@@ -42,6 +42,9 @@ def main(options: argparse.Namespace) -> int:
     with replacing(output) as scratch:
         profiler = _profiled(chosen, functions[name], options)
         profiler.export_chrome_trace(str(scratch))
+        if scratch.stat().st_size == 0:  # PyTorch raises nothing where the disk is full, and leaves a file behind
+            scratch.with_name(scratch.name + ".tmp").unlink(missing_ok=True)
+            raise OSError(f"{output}: the trace could not be written")
     print(
         profiler.key_averages().table(
             sort_by=f"self_{options.device}_time_total", row_limit=20, max_name_column_width=60
