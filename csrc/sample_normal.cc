@@ -5,7 +5,7 @@
 
 #include "host/error.h"
 #include "host/staging.h"
-#include "sample_normal/sample_normal_params.h"
+#include "sample_normal/sample_normal_launch.h"
 
 namespace cuops {
 namespace {

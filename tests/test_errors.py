@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuops import errors
+from cuops import _backend, errors
 from installation import Installation
 
 FFI = "apache-tvm-ffi>=0.1.9,<0.2"
@@ -171,6 +171,14 @@ def test_a_library_of_the_drivers_name_without_its_symbols_is_no_driver(installa
     assert "libcuda.so.1 has no symbol cuDriverGetVersion" in message
     code = "import cuops, numpy; print(cuops.rms_norm(numpy.ones((2, 4)), eps=0.0).sum())"
     assert installation.run(code, LIBRARIES=tmp_path).stdout == "8.0\n"
+
+
+def test_the_least_version_of_the_library_for_calls_is_that_of_the_requirement(installation: Installation):
+    (metadata,) = installation.folder.glob("cuops_cu121-*.dist-info/METADATA")
+    (line,) = (line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist: apache-tvm-ffi"))
+    least = ".".join(map(str, _backend.LEAST_FFI))
+    assert f">={least}" in line.replace(" ", "")
+    assert f">={least}," in _backend.MEND_FFI
 
 
 def test_a_damaged_image_is_named(installation: Installation, driver: Path):

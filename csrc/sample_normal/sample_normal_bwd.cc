@@ -2,7 +2,7 @@
 #include <tvm/ffi/function.h>
 
 #include "host/error.h"
-#include "sample_normal_params.h"
+#include "sample_normal_launch.h"
 
 namespace cuops {
 namespace {

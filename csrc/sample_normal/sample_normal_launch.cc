@@ -1,5 +1,5 @@
 // Which kernel draws normal samples, and by how many threads.
-#include "sample_normal_params.h"
+#include "sample_normal_launch.h"
 
 namespace cuops {
 namespace {

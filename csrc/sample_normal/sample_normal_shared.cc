@@ -1,5 +1,5 @@
 // By how many blocks, of how many rows each, sample_shared draws.
-#include "sample_normal_params.h"
+#include "sample_normal_launch.h"
 
 namespace cuops {
 namespace {

@@ -1,5 +1,5 @@
 // By how many threads, of how many columns each, sample_tiles draws.
-#include "sample_normal_params.h"
+#include "sample_normal_launch.h"
 
 namespace cuops {
 namespace {

@@ -126,7 +126,7 @@ def _fwd_numpy(x: Any, factors: Sequence[Any], bias: Any) -> Any:
     arrays = [_dlpack.host_view(a) for a in (x, *factors)]
     given = None if bias is None else _dlpack.host_view(bias)
     try:
-        _backend.library().kron_linear_fwd_host(y, arrays[0], arrays[1:], given, False, device)
+        _backend.library().kron_linear_fwd_host(y, arrays[0], arrays[1:], given, device)
     except ValueError:  # all else is checked: the factors are too large for one kernel
         return reference.kron_linear_numpy(x, factors, bias)
     return y

@@ -117,8 +117,8 @@ def rms_norm(
 
     Raises:
         TypeError: an argument is of a kind or dtype that is not listed here, or out has another dtype than y.
-        ValueError: shapes or devices do not go together, eps is not finite or is negative, or an array on a GPU has
-            more than 2147483647 rows.
+        ValueError: shapes or devices do not go together, eps or weight_offset is not finite, eps is negative, out is
+            read-only or shares memory between its elements, or an array on a GPU has more than 2147483647 rows.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
