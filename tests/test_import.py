@@ -84,6 +84,20 @@ def test_a_folder_that_is_called_torch_is_no_pytorch(tmp_path: Path, core_wheel:
     assert done.stdout == "None None\n", done.stderr
 
 
+@pytest.mark.parametrize("torch", ["", "raise RuntimeError('half of it')"], ids=["a folder", "half of it"])
+def test_numpy_arrays_go_through_the_gpu_beside_a_damaged_torch(torch, installation: Installation, driver: Path):
+    (installation.folder / "torch").mkdir()
+    if torch:
+        (installation.folder / "torch" / "__init__.py").write_text(torch)
+    code = """
+        import cuops, numpy, warnings
+        warnings.simplefilter("error")
+        print(cuops.rms_norm(numpy.ones((2, 4)), eps=0.0).sum())
+    """
+    done = installation.run(code, LIBRARIES=driver)
+    assert done.stdout == "8.0\n", done.stderr
+
+
 def test_a_torch_that_fails_in_any_way_is_reported_and_not_fatal(tmp_path: Path, core_wheel: Path):
     installation = Installation(tmp_path, ("torch",))
     installation.add(core_wheel)

@@ -205,22 +205,28 @@ def _check_ffi() -> None:
 
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("apache-tvm-ffi")
-        if tuple(map(int, re.findall(r"\d+", version)[:3])) < LEAST_FFI:
+        if tuple(map(int, re.findall(r"\d+", str(version))[:3])) < LEAST_FFI:
             least = ".".join(map(str, LEAST_FFI))
             raise errors.DamagedBackendError(f"apache-tvm-ffi is {version}; cuops needs {least} or newer", MEND_FFI)
 
 
 def load(backend: Backend) -> Any:
     """The FFI functions of a backend. This needs no driver."""
-    torch = sys.modules.get("torch")
-    if torch is not None and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    torch: Any = sys.modules.get("torch")
+    is_usable = hasattr(torch, "Tensor")
+    if is_usable and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here
     check_size(backend)
     _check_ffi()
+    if not is_usable:  # tvm_ffi would import one that is damaged, and fail of it
+        sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         import tvm_ffi
     except ImportError as error:
         raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", MEND_FFI) from None
+    finally:
+        if not is_usable:
+            sys.modules.pop("torch")
 
     for name, cls in errors.from_library().items():
         tvm_ffi.register_error(name, cls)

@@ -28,7 +28,9 @@ def mark_written(*arrays: Any) -> None:
 
 def exact(array: Any) -> Any:
     """A context in which products of tensors have their dtype, also where the caller uses autocast."""
-    return torch.autocast(array.device.type, enabled=False) if is_tensor(array) else contextlib.nullcontext()
+    if is_tensor(array) and torch.is_autocast_enabled(array.device.type):
+        return torch.autocast(array.device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def writing(array: Any) -> Any:
