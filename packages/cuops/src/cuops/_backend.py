@@ -226,7 +226,7 @@ def load(backend: Backend) -> Any:
         raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", MEND_FFI) from None
     finally:
         if not is_usable:
-            sys.modules.pop("torch")
+            sys.modules.pop("torch", None)  # threads may come here at once
 
     for name, cls in errors.from_library().items():
         tvm_ffi.register_error(name, cls)
