@@ -39,6 +39,9 @@ def backend(name="cu121", version=None, **facts):
     return _backend.Backend(name=name, version=version or metadata.version("cuops"), **facts)
 
 
+LOAD = _backend.load
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """A machine where all is well; tests break one thing."""
@@ -189,6 +192,7 @@ def test_a_library_that_was_cut_is_not_opened(machine, capsys, tmp_path):
     file.size, file.dist = 4000, type("Distribution", (), {"locate_file": staticmethod(lambda path: tmp_path / path)})
     machine.setattr(metadata, "files", lambda name: [file] if name == "cuops-cu121" else [])
     machine.setattr(_backend, "installed", lambda *_: [backend(library=library)])
+    machine.setattr(_backend, "load", LOAD)
     found = problem(examine(capsys), 18)
     assert "has 100 bytes, and 4000 in its wheel" in found["what"]
     assert found["command"] == "pip install --force-reinstall cuops-cu121"

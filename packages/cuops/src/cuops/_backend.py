@@ -15,8 +15,8 @@ from typing import Any
 from . import _driver, errors
 from ._known_backends import CODE, LEAST_DRIVER
 
-LEAST_FFI = (0, 1, 9)  # as the backends' requirements have it
-MEND_FFI = "pip install --force-reinstall 'apache-tvm-ffi>=0.1.9,<0.2'"
+LEAST_FFI = "0.1.9"  # as the backends' requirements have it
+MEND_FFI = f"pip install --force-reinstall 'apache-tvm-ffi>={LEAST_FFI},<0.2'"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def check_version(backend: Backend) -> None:
         )
 
 
-def check_size(backend: Backend) -> None:
+def _check_size(backend: Backend) -> None:
     """Raises DamagedBackendError where the library is not as long as its wheel's: the dynamic linker would crash."""
     from importlib import metadata
 
@@ -205,9 +205,9 @@ def _check_ffi() -> None:
 
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("apache-tvm-ffi")
-        if tuple(map(int, re.findall(r"\d+", str(version))[:3])) < LEAST_FFI:
-            least = ".".join(map(str, LEAST_FFI))
-            raise errors.DamagedBackendError(f"apache-tvm-ffi is {version}; cuops needs {least} or newer", MEND_FFI)
+        found, least = ([int(part) for part in re.findall(r"\d+", str(v))[:3]] for v in (version, LEAST_FFI))
+        if found < least:
+            raise errors.DamagedBackendError(f"apache-tvm-ffi is {version}; cuops needs {LEAST_FFI} or newer", MEND_FFI)
 
 
 def load(backend: Backend) -> Any:
@@ -216,7 +216,7 @@ def load(backend: Backend) -> Any:
     is_usable = hasattr(torch, "Tensor")
     if is_usable and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here
-    check_size(backend)
+    _check_size(backend)
     _check_ffi()
     if not is_usable:  # tvm_ffi would import one that is damaged, and fail of it
         sys.modules["torch"] = None  # type: ignore[assignment]

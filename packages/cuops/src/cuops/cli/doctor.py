@@ -116,7 +116,6 @@ class Examination:
                 with self._noting(reinstall):
                     _backend.check_version(backend)
                 with self._noting(reinstall):
-                    _backend.check_size(backend)
                     facts["images"] = self._images(backend, reinstall)
                 found.append(facts)
         for error in damaged:
