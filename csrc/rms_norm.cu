@@ -109,7 +109,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     auto wide = convert<Acc>(kLate || kResident == 4 ? forgotten(held[i], zero) : held[i]);  // there, registers are what decides
     const auto factor = convert<Acc>(kLate ? load_constant_here(parameter + pack(i) * kWidth) : weight[kLate ? 0 : i]);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * (factor.at[j] + constants.weight_offset);
+    for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);
     store(reinterpret_cast<Vector<T>*>(y + division.head) + pack(i), convert<T>(wide));
   }
   if constexpr (kPhased) {
@@ -190,7 +190,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
       auto v = wide(forgotten(x[i], zero));
       const auto factor = wide(weight[i]);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) v.at[j] *= rstd * (factor.at[j] + constants.weight_offset);
+      for (int j = 0; j < kWidth; ++j) v.at[j] = v.at[j] * rstd * (factor.at[j] + constants.weight_offset);
       store(reinterpret_cast<Vector<T>*>(y) + first + i * step, convert<T>(v));
     }
     if (row >= p.released_from) Passing::release<T>(p.x, p.rows, p.n, row, first);

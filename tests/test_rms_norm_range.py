@@ -96,3 +96,41 @@ def test_error_is_at_most_that_of_pytorch(n, dtype, device):
         return float(np.sqrt(np.mean(np.square(y.cpu().double().numpy() - want))))
 
     assert error(cuops.rms_norm(x, weight)) <= 1.001 * error(F.rms_norm(x, (n,), weight, 1e-6))
+
+
+@pytest.mark.parametrize("first", [0.0, 6e-8])
+@pytest.mark.parametrize("kind", ["common", "offset"])
+def test_sums_over_rows_are_as_exact_beside_a_row_that_needs_care(kind, first, device):
+    """Rows of half that share a warp with it: what is small in them keeps its digits."""
+    x = torch.full((8, 64), 0.0107, dtype=torch.float16, device=device)
+    x[:, 0] = 60000.0
+    x[0] = first
+    weight = torch.zeros(64, dtype=torch.float16, device=device, requires_grad=True)
+    dy = torch.zeros_like(x)
+    dy[1] = 1000.0
+    y = cuops.rms_norm(x, weight, eps=0.0, weight_offset=1.0 if kind == "offset" else 0.0)
+    (dweight,) = torch.autograd.grad(y, weight, dy)
+    want = 1000 * x[1].double() / x[1].double().square().mean().sqrt()
+    torch.testing.assert_close(dweight.double(), want, rtol=2e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("n", [64, 4096, 70000])
+@pytest.mark.parametrize("rows", [4, 300])
+@pytest.mark.parametrize("wants_weight", [False, True])
+def test_the_gradient_of_large_numbers_is_finite_where_it_is_a_number(wants_weight, rows, n, device):
+    x = torch.full((rows, n), 1e18, device=device, requires_grad=True)
+    weight = torch.ones(n, device=device, requires_grad=wants_weight)
+    dy = torch.zeros_like(x)
+    dy[:, 0] = 1e22
+    (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight), x, dy)
+    want = torch.full((n,), -1e4 / n, dtype=torch.float64, device=device)
+    want[0] = 1e4 * (n - 1) / n
+    torch.testing.assert_close(dx.double(), want.expand(rows, n), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize(("size", "factor"), [(1e18, 1e-24), (1e18, 1e-27), (1e18, 1e-29), (1e-8, 1e31)])
+@pytest.mark.parametrize("n", [256, 4096, 40000, 300000])
+def test_a_weight_near_either_end_of_the_range(n, size, factor, device):
+    x = torch.full((4, n), size, device=device)
+    y = cuops.rms_norm(x, torch.full((n,), factor, device=device), eps=0.0)
+    torch.testing.assert_close(y, torch.full_like(y, factor), rtol=1e-5, atol=0.0)

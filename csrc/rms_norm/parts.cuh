@@ -27,10 +27,12 @@ __device__ float sums_of_part(const Params& p, Team& team, float (&sums)[kSums],
     if (pass == 2) return scale;
     if (pass == 1) {
       scale = isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
-    } else if (!team.any(!(sums[0] <= Range<float>::kLargest / p.parts &&
-                           mean_plus_eps(sums[0], constants, constants.eps) >= Range<float>::kSmallest))) {
-      return scale;
+      continue;
     }
+    const float mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
+    const bool ordinary =
+        kSums == 2 ? is_ordinary(mean_eps) : sums[0] <= Range<float>::kLargest / p.parts && mean_eps >= Range<float>::kSmallest;
+    if (!team.any(!ordinary)) return scale;
   }
 }
 

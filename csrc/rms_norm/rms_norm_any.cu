@@ -111,7 +111,7 @@ __device__ void rms_norm_fwd_long(const RmsNormFwdParams& p) {
     auto wide = convert<Acc>(v);
     const auto factor = convert<Acc>(load_beside(division, weight, at));
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) wide.at[j] *= rstd * (factor.at[j] + constants.weight_offset);
+    for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);
     reinterpret_cast<Vector<T>*>(y + division.head)[at] = convert<T>(wide);
   });
   if constexpr (kPhased) {

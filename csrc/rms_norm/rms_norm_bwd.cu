@@ -95,8 +95,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 
     Acc scale = 1;
     const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-    // Also where the cube of rstd would leave the range.
-    if (mail.any(!(mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest) && row < p.rows)) {
+    if (mail.any(!is_ordinary(mean_eps) && row < p.rows)) {
       // As in the forward: a power of two brings h near 1, here where it waits in shared memory.
 #pragma unroll 1
       for (bool scaled = false;; scaled = true) {
@@ -112,7 +111,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
         }
         mail.exchange(sums, scaled);
         if (scaled) break;
-        scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
+        scale = rounded_scale<T>(sums[0]);
 #pragma unroll 1
         for (int k = 0; k < kResident * kWidth; ++k) {
           T* const h = slot(stage, 0, k / kWidth)->at + k % kWidth;

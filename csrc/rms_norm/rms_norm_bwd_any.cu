@@ -85,8 +85,7 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
     if (pass == 2) break;
     if (pass == 1) {
       scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
-    } else if (!team.any(!(sums[0] <= Range<Acc>::kLargest &&
-                           mean_plus_eps(sums[0], constants, constants.eps) >= Range<Acc>::kSmallest))) {
+    } else if (!team.any(!is_ordinary(mean_plus_eps(sums[0], constants, constants.eps)))) {
       break;
     }
   }

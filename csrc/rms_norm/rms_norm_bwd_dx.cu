@@ -134,7 +134,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   }
   team.reduce(sums, Sum());
   const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-  if (__builtin_expect(team.any(!(sums[0] <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0))
+  if (__builtin_expect(team.any(!is_ordinary(mean_eps)), 0))
     return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
   if (row != wanted) return;
 
@@ -143,7 +143,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     Vector<T> more[kGroup];
     if (dh) {
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) more[i] = passing.load(vectors_of(dh) + pack(from + i));
+      for (int i = 0; i < kGroup; ++i) more[i] = load(vectors_of(dh) + pack(from + i));
     }
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {

@@ -162,8 +162,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         break;
       }
       const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-      // Also where the cube of rstd would leave the range. What a warp decides, it must decide as one.
-      bool careful = active && !(mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest);
+      bool careful = active && !is_ordinary(mean_eps);  // what a warp decides, it must decide as one
       if (!kWide && step <= 32) careful = __any_sync(0xffffffffu, careful);
       if (__builtin_expect(!careful, 1)) {
         rstd = active ? rsqrt_rn(mean_eps) : Acc(0);
@@ -178,7 +177,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         for (int j = 0; j < kWidth; ++j) sums[0] = Max()(sums[0], abs(a.at[j]));
       }
       reduce(sums, Max());
-      scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
+      scale = rounded_scale<T>(sums[0]);
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
         auto a = wide(h[i]);

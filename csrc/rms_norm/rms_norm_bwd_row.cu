@@ -70,9 +70,7 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
       scale = isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
       continue;
     }
-    // Also where the cube of rstd would leave the range.
-    const float mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-    if (mean_eps <= 1 / Range<float>::kSmallest && mean_eps >= Range<float>::kSmallest) break;
+    if (is_ordinary(mean_plus_eps(sums[0], constants, constants.eps))) break;
   }
   if (elements <= 0) return;
   const float found[] = {scale, rstd_of(sums[0], constants, scale), sums[1] * constants.inverse_n};

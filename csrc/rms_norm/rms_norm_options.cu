@@ -128,7 +128,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
       for (int i = 0; i < kResident; ++i) other[i] = passing.load(from + pack(i));
 #pragma unroll
       for (int i = 0; i < kResident; ++i) add(i, convert<Acc>(other[i]));
-    } else if (has_packs) {  // which start at whole vectors, as those of x do
+    } else if (sizeof(T) == sizeof(Acc) && has_packs) {  // of 16 bits; they start at whole vectors, as those of x do
       const Beside<T> from{static_cast<const char*>(residual) + division.head * size_of(p.residual_dtype), p.residual_dtype};
       const Division<T, kWidth, false, int> aligned(x, p.n);
       constexpr int kStep = kPhased && kResident > 4 ? 4 : kResident;

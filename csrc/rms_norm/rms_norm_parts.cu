@@ -93,11 +93,11 @@ __device__ void rms_norm_fwd_parts(const RmsNormFwdParams& p) {
     auto wide = convert<float>(x_of[k].pack());
     const auto factor = part.parameter(low, high, k);
 #pragma unroll
-    for (int j = 0; j < part.kWidth; ++j) wide.at[j] = wide.at[j] * scale * (rstd * (factor.at[j] + offset));
+    for (int j = 0; j < part.kWidth; ++j) wide.at[j] = wide.at[j] * scale * rstd * (factor.at[j] + offset);
     store(reinterpret_cast<Vector<T>*>(y + part.division.head) + part.pack(k), convert<T>(wide));
   }
   part.for_each_edge(
-      [&](long long i) { y[i] = convert<T>(convert<float>(x[i]) * scale * (rstd * (convert<float>(weight[i]) + offset))); });
+      [&](long long i) { y[i] = convert<T>(convert<float>(x[i]) * scale * rstd * (convert<float>(weight[i]) + offset)); });
 }
 
 template <class T>

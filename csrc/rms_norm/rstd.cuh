@@ -28,6 +28,15 @@ __device__ Acc rstd_of(Acc sum, const RmsNormScalars<Acc>& s, Acc scale) {
   return mean == Acc(0) || isinf(mean) ? Acc(0) : rsqrt_rn(mean);
 }
 
+// The power of two that a row with that largest element is scaled by, once its squares left the range of the sums; where it is
+// rounded to T then. Squares of half stay within float32, and what is small in a row would lose digits if it was made smaller.
+template <class T>
+__device__ Accumulator<T> rounded_scale(Accumulator<T> largest) {
+  using Acc = Accumulator<T>;
+  const Acc scale = isinf(largest) ? Acc(1) : power_of_two_to_one(largest);
+  return kSame<T, __half> ? Max()(scale, Acc(1)) : scale;
+}
+
 // Where a sum of squares is neither overflowing nor drowning.
 template <class Acc>
 struct Range;
@@ -39,5 +48,11 @@ template <>
 struct Range<double> {
   static constexpr double kSmallest = 1e-280, kLargest = 1e308;
 };
+
+// Whether a gradient may do without scaling: squares, the sums of g h, and the cube of rstd are within the range.
+template <class Acc>
+__device__ bool is_ordinary(Acc mean_eps) {
+  return mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest;
+}
 
 }  // namespace cuops
