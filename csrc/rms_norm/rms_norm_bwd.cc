@@ -44,6 +44,7 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !dbias &&
                    problem.dtype != kFloat64;
   problem.weighted = weight.has_value();
+  problem.wide_weight = weight.has_value() && dtype_of(*weight, "weight") != problem.dtype;
   problem.dx_alone = !dweight && !dbias;
   return problem;
 }

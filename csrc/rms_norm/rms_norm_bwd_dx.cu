@@ -1,6 +1,7 @@
 // The gradient of RMSNorm for h alone, where nobody wants those of weight and bias, or they are not there: rows that registers
 // hold, of which each is worked on by itself, as in the forward.
 #include "beside.cuh"
+#include "convert_again.cuh"
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
 #include "device/tuned.cuh"
@@ -55,8 +56,11 @@ __device__ __noinline__ void careful_dx(const T* h, const T* dy, const T* dh, T*
   for (long long i = team.first(); i < n; i += team.threads()) dx[i] = gradient_at(found, h, dy, dh, weight, s.weight_offset, i);
 }
 
+// Of what dtype a weight is: to ask for it within the kernel would take registers for both, and wait for each vector.
+enum Weight { kNone, kLike, kWideWeight };
+
 // Threads have kResident vectors of a row. They bring the weight for kGroup of them at a time.
-template <class T, bool kWeighted, int kResident, int kGroup, bool kPhased, bool kClusters>
+template <class T, Weight kWeight, int kResident, int kGroup, bool kPhased, bool kClusters>
 __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Raw = typename Beside<T>::Raw;
@@ -64,7 +68,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   CUOPS_TEAM_OF(Acc, 2, kClusters, team);
   wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
-  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
+  const int wanted = team.index * blockDim.y + threadIdx.y, row = min(wanted, static_cast<int>(p.rows) - 1);
   auto start_of = [&](const Rows& rows) { return static_cast<T*>(rows.data) + row * rows.stride; };
   const T *const h = start_of(p.h), *const dy = start_of(p.dy);
   const Division<T, kWidth, kPhased, int> division(h, p.n);
@@ -74,7 +78,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   auto exists = [&](int i) { return first + i * step < division.packs; };
   const bool has_packs = !kPhased || division.packs > 0;
   const Passing passing(p.released_from != kNoRow);
-  const Beside<T> weight{kWeighted ? p.weight : nullptr, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
+  const Beside<T> weight{kWeight == kNone ? nullptr : p.weight, kWeight == kWideWeight ? kDTypeOf<Acc> : kDTypeOf<T>};
   const auto& constants = scalars<Acc>(p);
 
   Vector<T> h_of[kResident], dy_of[kResident];
@@ -88,8 +92,9 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     if (kGroup == kResident) weight.fetch(factors, division, pack);
   }
   const unsigned zero = p.parts;  // rows are in one part
-  // What a pack is, and what comes back to y's normalised rows for it, for kGroup packs at a time.
-  auto for_each = [&](auto&& visit) {
+  auto again = [&](const Vector<T>& v) { return convert_again<true>(v, zero); };
+  // Every pack and its factors, for kGroup packs at a time.
+  auto for_each = [&](auto&& unpacked, auto&& visit) {
 #pragma unroll
     for (int from = 0; from < kResident; from += kGroup) {
       if (!has_packs || !exists(from)) break;
@@ -97,14 +102,10 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
       Pack<Acc, kWidth> factor[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        if (weight) {
-          factor[i] = weight.unpack(factors[i]);
+        const bool weighted = kWeight != kNone && (!kPhased || weight);  // rows that start anywhere have no kernel without one
+        if (weighted) factor[i] = unpacked(factors[i]);
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) factor[i].at[j] += constants.weight_offset;
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) factor[i].at[j] = 1;
-        }
+        for (int j = 0; j < kWidth; ++j) factor[i].at[j] = weighted ? factor[i].at[j] + constants.weight_offset : Acc(1);
       }
       visit(from, factor);
     }
@@ -116,7 +117,8 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     sums[0] += a * a;
     sums[1] += g * a;
   };
-  for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
+  auto unpacked = [&](const Raw& raw) { return weight.unpack(raw); };
+  for_each(unpacked, [&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (!exists(from + i)) continue;
@@ -138,21 +140,26 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
   if (row != wanted) return;
 
-  const Acc found[3] = {1, rsqrt_rn(mean_eps), sums[1] * constants.inverse_n};
-  for_each([&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
-    Vector<T> more[kGroup];
-    if (dh) {
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) more[i] = load(vectors_of(dh) + pack(from + i));
-    }
+  const Acc rstd = rsqrt_rn(mean_eps), mean = sums[1] * constants.inverse_n, slope = -(rstd * mean) * rstd * rstd;
+  auto unpacked_again = [&](const Raw& raw) {
+    if constexpr (kWeight == kLike) return again(*reinterpret_cast<const Vector<T>*>(&raw));
+    return weight.unpack(raw);
+  };
+  for_each(unpacked_again, [&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
+    Vector<T> more[2];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
+      if (dh && i % 2 == 0) {
+#pragma unroll
+        for (int k = 0; k < min(kGroup, 2); ++k) more[k] = load(vectors_of(dh) + pack(from + i + k));
+      }
       if (!exists(from + i)) continue;
-      Pack<Acc, kWidth> unused = {};
-      auto wide = gradient_of(found, convert<Acc>(forgotten(h_of[from + i], zero)), convert<Acc>(forgotten(dy_of[from + i], zero)),
-                              factor[i], unused, unused);
+      const auto a = again(h_of[from + i]), grad = again(dy_of[from + i]);
+      Pack<Acc, kWidth> wide;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) wide.at[j] = slope * a.at[j] + grad.at[j] * rstd * factor[i].at[j];
       if (dh) {
-        const auto other = convert<Acc>(more[i]);
+        const auto other = convert<Acc>(more[i % 2]);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
       }
@@ -160,6 +167,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     }
   });
   if constexpr (kPhased) {
+    const Acc found[3] = {1, rstd, mean};
 #pragma unroll 1
     for (int e = first; e < division.edges; e += step) {
       const long long at = division.edge(e);
@@ -174,18 +182,25 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; whether there is a
-// weight; vectors a thread, and for how many the weight is there at a time; phased, clusters.
-#define RMS_NORM_BWD_DX(name, T, suffix, kThreads, kBlocks, ...)                                                              \
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; the weight; vectors
+// a thread, and for how many the weight is there at a time; phased, clusters.
+#define RMS_NORM_BWD_DX(name, T, suffix, kThreads, kBlocks, kWeight, ...)                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd_dx<T, __VA_ARGS__>(p);                                                                                \
+    cuops::rms_norm_bwd_dx<T, cuops::kWeight, __VA_ARGS__>(p);                                                                \
   }
-#define RMS_NORM_BWD_DX_OF(name, T)                                               \
-  RMS_NORM_BWD_DX(name, T, dx_short, 256, 4, true, 2, 2, false, false)            \
-  RMS_NORM_BWD_DX(name, T, dx, 384, 2, true, 4, 1, false, true)                   \
-  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, true, 4, 1, true, true)             \
-  RMS_NORM_BWD_DX(name, T, dx_no_weight_short, 256, 4, false, 2, 2, false, false) \
-  RMS_NORM_BWD_DX(name, T, dx_no_weight, 512, 1, false, 4, 1, false, true)
+#define RMS_NORM_BWD_DX_OF(name, T)                                                          \
+  RMS_NORM_BWD_DX(name, T, dx_short, 256, sizeof(T) == 4 ? 4 : 5, kLike, 2, 2, false, false) \
+  RMS_NORM_BWD_DX(name, T, dx, 384, 2, kLike, 4, 4, false, true)                             \
+  RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, kLike, 4, 1, true, true)                       \
+  RMS_NORM_BWD_DX(name, T, dx_no_weight_short, 256, 4, kNone, 2, 2, false, false)            \
+  RMS_NORM_BWD_DX(name, T, dx_no_weight, 512, 1, kNone, 4, 1, false, true)
+#define RMS_NORM_BWD_DX_WIDE_WEIGHT(name, T)                                              \
+  RMS_NORM_BWD_DX(name, T, dx_wide_weight_short, 256, 4, kWideWeight, 2, 2, false, false) \
+  RMS_NORM_BWD_DX(name, T, dx_wide_weight, 384, 2, kWideWeight, 4, 1, false, true)        \
+  RMS_NORM_BWD_DX(name, T, dx_wide_weight_long, 256, 2, kWideWeight, 4, 4, false, true)   \
+  RMS_NORM_BWD_DX(name, T, dx_wide_weight_phased, 512, 1, kWideWeight, 4, 1, true, true)
 RMS_NORM_BWD_DX_OF(f32, float)
 RMS_NORM_BWD_DX_OF(f16, __half)
 RMS_NORM_BWD_DX_OF(bf16, __nv_bfloat16)
+RMS_NORM_BWD_DX_WIDE_WEIGHT(f16, __half)
+RMS_NORM_BWD_DX_WIDE_WEIGHT(bf16, __nv_bfloat16)

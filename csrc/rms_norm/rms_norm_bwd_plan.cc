@@ -212,20 +212,27 @@ std::optional<Plan> plan_general(const Problem& p, std::int64_t vectors, unsigne
   return Plan{kGeneral, shape, teams};
 }
 
-// A row a team, as in the forward. Blocks that stay read a weight once, which pays for long rows.
+// A row a team, as in the forward.
 std::optional<Plan> plan_dx(const Problem& p, int device, const Hardware& hw) {
   const bool phased = p.starts != kAligned;
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
-  if (p.weighted && (phased ? p.common : packs > 1536)) return {};
-  if (p.starts == kAnywhere || !p.vector_weight || packs > 512 * most || p.rows >= 1 << 30) return {};
-  const bool is_short = !phased && packs <= (p.rows * p.n <= 1 << 22 ? 512 : p.weighted ? 32 : 64);
-  LaunchShape shape = is_short
-                          ? resident_shape(p.rows, packs, 2, 256)
-                          : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, packs > 256 * most ? 512 : 256);
+  // Blocks that stay read a weight once, which pays for long rows.
+  if (p.common && (phased || packs > 2048)) return {};
+  const std::int64_t widest = p.weighted && !phased ? 256 : 512;  // threads
+  if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
+  const bool full = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));
+  const bool is_short = !phased && (p.rows * p.n <= 1 << 22 ? packs <= 512 : full);
+  RmsNormBwdKernel kernel = phased ? kDxPhased : is_short ? kDxShort : kDx;
+  unsigned threads = packs > 256 * most ? 512 : 256;
+  if (p.wide_weight) {
+    kernel = phased ? kDxWideWeightPhased : is_short ? kDxWideWeightShort : packs <= 1536 ? kDxWideWeight : kDxWideWeightLong;
+    if (kernel == kDxWideWeight) threads = 384;
+  } else if (!p.weighted && !phased) {
+    kernel = is_short ? kDxNoWeightShort : kDxNoWeight;
+  }
+  LaunchShape shape = is_short ? resident_shape(p.rows, packs, 2, 256)
+                               : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, threads);
   shape.overlaps = true;
-  const RmsNormBwdKernel kernel = phased       ? kDxPhased
-                                  : p.weighted ? (is_short ? kDxShort : kDx)
-                                               : (is_short ? kDxNoWeightShort : kDxNoWeight);
   if (!has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {};
   return Plan{kernel, shape, 0, false, kept_until(p, hw)};
 }
@@ -325,7 +332,9 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
                          {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
                         {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
                         {"rms_norm_bwd", {"_general"}},
-                        {"rms_norm_bwd_dx", {"_dx_short", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight"}},
+                        {"rms_norm_bwd_dx",
+                         {"_dx_short", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight", "_dx_wide_weight_short",
+                          "_dx_wide_weight", "_dx_wide_weight_long", "_dx_wide_weight_phased"}},
                         {"rms_norm_bwd_any", {"_rows_any", "_rows_vectors"}},
                         {"rms_norm_bwd_phased", {"_rows_phased"}},
                         {"rms_norm_parts", {"_sums"}},

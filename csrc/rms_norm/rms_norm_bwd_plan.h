@@ -31,6 +31,10 @@ enum RmsNormBwdKernel {
   kDxPhased,
   kDxNoWeightShort,
   kDxNoWeight,
+  kDxWideWeightShort,
+  kDxWideWeight,
+  kDxWideWeightLong,
+  kDxWideWeightPhased,
   kRowsAny,
   kRowsVectors,
   kRowsPhased,
@@ -58,6 +62,7 @@ struct RmsNormBwdProblem {
   bool vector_weight;  // starts at a multiple of 16 bytes
   bool common;         // a weight of h's dtype, without offset, and no bias
   bool weighted;       // there is a weight
+  bool wide_weight;    // of the dtype of the sums, which is another than h's
   bool dx_alone;       // nobody wants the sums over rows
 };
 

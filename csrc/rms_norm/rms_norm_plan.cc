@@ -159,9 +159,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
     return Found(kResidual, resident_shape(rows, packs, 2, 512));
   if (!problem.common || problem.residual) return plan_with_options(problem, hw, device);
   if (!hw.tuned) return {};
-  // Where 2 vectors a thread leave many threads without a second one, 4 in fewer threads ask for more of memory at a time.
-  auto leaves_room = [&](std::int64_t full) { return full / 2 < packs && 1.3 * packs <= full; };
-  const bool leave_room = rows * problem.n > 1 << 21 && (leaves_room(32) || leaves_room(64) || leaves_room(128));
+  const bool leave_room = rows * problem.n > 1 << 21 && leaves_room(packs);
   // Where caches hold x, the time is that of starting blocks, of which this leaves a quarter or half.
   const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
   if (problem.aligned && !is_double && (leave_room || many_blocks)) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
@@ -251,6 +249,13 @@ LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resid
   }
   const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
   return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
+}
+
+bool leaves_room(std::int64_t packs) {
+  for (std::int64_t full = 16; full <= 128; full *= 2) {
+    if (full / 2 < packs && 1.3 * packs <= full) return true;
+  }
+  return false;
 }
 
 long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardware& hw) {

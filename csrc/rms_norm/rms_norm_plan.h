@@ -19,6 +19,9 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, b
 // For rows of `packs`, each thread having up to `resident` of them, in blocks of up to `most` threads.
 LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most);
 
+// Whether 2 vectors a thread leave many threads without a second one: 4 in fewer threads ask for more of memory at a time.
+bool leaves_room(std::int64_t packs);
+
 // The row from which on L2 is not to keep what it keeps longest (passing.cuh) beyond the kernel: what comes before, later
 // rows have pushed out by then. kNoRow where all of it would have to be given back: nothing is kept then.
 long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardware& hw);

@@ -12,7 +12,8 @@ from .. import reference
 from .case import Case, compiled, largest_errors
 
 KINDS = ("forward", "residual", "backward")
-OPTIONS = ("no weight", "float32 weight", "float32 residual", "backward without a weight")
+FROZEN = "backward with a frozen weight"
+OPTIONS = ("no weight", "float32 weight", "float32 residual", "backward without a weight", FROZEN)
 ROOF = "copy"
 EPS = 1e-6
 CHUNK = 1 << 22  # elements that the float64 reference works on at once
@@ -129,19 +130,27 @@ def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) 
     if "grad" not in arguments:
         computed = function(**arguments)
         return dict(zip(("y", "h"), computed if isinstance(computed, tuple) else (computed,), strict=False))
-    return dict(zip(("dx", "dweight"), backward(function, arguments)(), strict=False))
+    return dict(zip(("dx", "dweight"), backward(case, function, arguments)(), strict=False))
 
 
-def backward(function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+def _leaves(case: Case) -> tuple[str, ...]:
+    """Of which arguments gradients are wanted, if they are there."""
+    return ("x",) if case.kind == FROZEN else ("x", "weight")
+
+
+def backward(
+    case: Case, function: Function, arguments: dict[str, torch.Tensor]
+) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Runs the forward; the call that it returns is the backward alone."""
-    leaves = [arguments[name].detach().requires_grad_() for name in ("x", "weight") if name in arguments]
-    y = function(*leaves)
+    wanted = _leaves(case)
+    given = {n: arguments[n].detach().requires_grad_(n in wanted) for n in ("x", "weight") if n in arguments}
+    y, leaves = function(**given), [given[name] for name in wanted if name in given]
     return lambda: torch.autograd.grad(y, leaves, arguments["grad"], retain_graph=True)
 
 
 def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], Any]:
     """The call that is timed."""
-    return backward(function, arguments) if "grad" in arguments else lambda: function(**arguments)
+    return backward(case, function, arguments) if "grad" in arguments else lambda: function(**arguments)
 
 
 def references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple[slice, dict[str, torch.Tensor]]]:
@@ -151,7 +160,7 @@ def references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         wide = {name: (a if name == "weight" else a[part]).double() for name, a in arguments.items()}
-        leaves = [wide[name].requires_grad_() for name in ("x", "weight") if name in wide]
+        leaves = [wide[name].requires_grad_() for name in _leaves(case) if name in wide]
         h = wide["x"]
         if "residual" in wide:  # kernels round h before they normalise it
             h = (h + wide["residual"]).to(torch.promote_types(case.dtype, arguments["residual"].dtype)).double()
