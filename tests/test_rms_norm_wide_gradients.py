@@ -38,7 +38,7 @@ def assert_close(got, want, n, rows):
         assert ((a.double() - b).abs() <= allowed).all()
 
 
-KINDS = ["plain", "residual", "bias", "no weight", "wide weight", "off a vector"]  # and "apart", of some
+KINDS = ["plain", "residual", "bias", "offset", "no weight", "wide weight", "off a vector"]  # and "apart", of some
 
 
 def check_agreement(kind, rows, n, dtype):
@@ -50,7 +50,8 @@ def check_agreement(kind, rows, n, dtype):
     weight_dtype = torch.float32 if kind == "wide weight" else dtype
     weight = None if kind == "no weight" else torch.randn(n, device="cuda").to(weight_dtype).requires_grad_()
     bias = torch.randn(n, device="cuda").to(dtype).requires_grad_() if kind == "bias" else None
-    arguments = x, weight, bias, dy, dh, residual if kind == "residual" else None, 1.0 if kind == "bias" else 0.0
+    offset = 1.0 if kind in ("bias", "offset") else 0.0
+    arguments = x, weight, bias, dy, dh, residual if kind in ("residual", "offset") else None, offset
     got, want = gradients(*arguments)
     assert_close(got, want, n, rows)
     assert all(torch.equal(a, b) for a, b in zip(got, gradients(*arguments)[0], strict=True))
@@ -76,6 +77,15 @@ def test_few_long_rows_agree_with_the_formula(kind, rows, n, dtype):
 @pytest.mark.parametrize(("rows", "n"), [(128, 40004), (129, 40001), (300, 33), (300, 1025), (40, 4102)])
 @pytest.mark.parametrize("kind", ["bias", "residual"])
 def test_rows_that_start_between_vectors_agree_with_the_formula(kind, rows, n, dtype):
+    check_agreement(kind, rows, n, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "n"), [(9000, 40), (4300, 512), (3000, 1024), (2000, 4096), (1000, 16384), (300, 65536)]
+)
+@pytest.mark.parametrize("kind", ["residual", "offset"])
+def test_many_rows_agree_with_the_formula(kind, rows, n, dtype):
     check_agreement(kind, rows, n, dtype)
 
 

@@ -41,8 +41,9 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   }
   problem.vector_weight = !weight.has_value() || aligned16(data_of(*weight));
   problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
-  problem.common = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && weight_offset == 0 && !dbias &&
-                   problem.dtype != kFloat64;
+  const bool plain = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && !dbias && problem.dtype != kFloat64;
+  problem.common = plain && weight_offset == 0;
+  problem.offset = plain && weight_offset != 0;
   problem.weighted = weight.has_value();
   problem.wide_weight = weight.has_value() && dtype_of(*weight, "weight") != problem.dtype;
   problem.dx_alone = !dweight && !dbias;
@@ -119,7 +120,8 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
     if (!tensor.has_value()) continue;
     expect_vector(*tensor, wanted[k].second, h);
     sums_of[k] = {data_of(*tensor), dtype_of(*tensor, wanted[k].second), data_of(*tensor)};
-    if (problem.common && sums_of[k].dtype != dtype) raise("TypeError", "dweight: expected the dtype of the weight");
+    if ((problem.common || problem.offset) && sums_of[k].dtype != dtype)
+      raise("TypeError", "dweight: expected the dtype of the weight");
     if (plan.finds_results && !aligned16(sums_of[k].result)) raise("ValueError", "dweight: expected a multiple of 16 bytes");
     if (!plan.finds_results) sums_of[k].partial = std::exchange(free, free + bytes);
   }

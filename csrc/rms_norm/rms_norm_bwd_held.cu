@@ -1,4 +1,4 @@
-// The gradient of RMSNorm in the common case: a weight of h's dtype, no bias, rows that start together and that
+// The gradient of RMSNorm in the common case, and with an offset: a weight of h's dtype, no bias, rows that start together and that
 // the registers of a block or of a cluster hold.
 #include "convert_again.cuh"
 #include "device/overlap.cuh"
@@ -18,7 +18,7 @@ namespace cuops {
 // Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
-template <class T, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false>
+template <class T, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false, bool kOffset = false>
 __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
@@ -102,6 +102,16 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     }
   }
 
+#if __CUDACC_VER_MAJOR__ < 12
+  const Acc offset = constants.weight_offset;  // its compiler fails where the loop reads it
+#else
+  const Acc& offset = constants.weight_offset;  // which takes no register
+#endif
+  auto with_offset = [&](Pack<Acc, kWidth> v) {
+#pragma unroll
+    for (int j = 0; kOffset && j < kWidth; ++j) v.at[j] += offset;
+    return v;
+  };
   Pack<Acc, kWidth> dweight[kResident] = {};
 #pragma unroll 1
   for (int row = begin; row - ahead < rows; row += teams) {
@@ -130,7 +140,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       sums[0] = sums[1] = 0;  // of h^2, of g h
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        const auto a = wide(h[i]), grad = wide(dy[i]), factor = wide(weight_of(i));
+        const auto a = wide(h[i]), grad = wide(dy[i]), factor = with_offset(wide(weight_of(i)));
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           sums[0] += a.at[j] * a.at[j];
@@ -173,7 +183,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     auto wide_again = [&](const uint4& v) { return convert_again<!kPhased>(*reinterpret_cast<const Packed*>(&v), zero); };
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      const auto a = wide_again(h[i]), grad = wide_again(dy[i]), factor = wide_again(weight_of(i));
+      const auto a = wide_again(h[i]), grad = wide_again(dy[i]), factor = with_offset(wide_again(weight_of(i)));
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -221,26 +231,27 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster.
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster, offset.
 #define RMS_NORM_BWD(name, T, suffix, kThreads, ...)                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_held<T, __VA_ARGS__>(p);                                                                        \
   }
 #define RMS_NORM_BWD_OF(name, T)      \
   RMS_NORM_BWD(name, T, held, 640, 2) \
-  RMS_NORM_BWD(name, T, wide, 512, 4, true)
+  RMS_NORM_BWD(name, T, wide, 512, 4, true, false, false, true)
 RMS_NORM_BWD_OF(f32, float)
 RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_BWD(f16, __half, held_long, 384, 4)
-RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4)
+RMS_NORM_BWD(f16, __half, held_long, 384, 4, false, false, false, true)
+RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4, false, false, false, true)
 #if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
-#define RMS_NORM_BWD_PHASED(name, T)                      \
-  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, true) \
+#define RMS_NORM_BWD_TUNED(name, T)                                     \
+  RMS_NORM_BWD(name, T, held_offset, 640, 2, false, false, false, true) \
+  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, true)               \
   RMS_NORM_BWD(name, T, wide_phased, 384, 4, true, true)
-RMS_NORM_BWD_PHASED(f32, float)
-RMS_NORM_BWD_PHASED(f16, __half)
-RMS_NORM_BWD_PHASED(bf16, __nv_bfloat16)
+RMS_NORM_BWD_TUNED(f32, float)
+RMS_NORM_BWD_TUNED(f16, __half)
+RMS_NORM_BWD_TUNED(bf16, __nv_bfloat16)
 #if CUOPS_CLUSTERS
 #define RMS_NORM_BWD_CLUSTER(name, T)                             \
   RMS_NORM_BWD(name, T, held_cluster, 640, 2, false, false, true) \

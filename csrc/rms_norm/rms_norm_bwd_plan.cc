@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "host/tensor.h"
-#include "rms_norm_plan.h"
 
 namespace cuops {
 namespace {
@@ -19,10 +18,7 @@ constexpr std::int64_t kShort = 64;                                   // element
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
-constexpr std::int64_t kDxVectors = 4;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
-
-int width_of(DType dtype) { return 16 / size_of(dtype); }
 
 // Vectors that a row touches.
 std::int64_t vectors_of(const Problem& p) {
@@ -60,9 +56,6 @@ std::int64_t teams_of(const Problem& p, std::int64_t at_once, unsigned side_by_s
   return best;
 }
 
-// L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
-long long kept_until(const Problem& p, const Hardware& hw) { return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw); }
-
 // How a row lies in a block that has several: in how many threads, of up to how many.
 struct HeldRow {
   std::int64_t vectors;
@@ -79,6 +72,7 @@ struct HeldRow {
   // Blocks that have all rows, one or a cluster, and so find the results by themselves: another kernel for the sums would take
   // longer. 0, where that would take longer still.
   unsigned blocks_for_all(const Problem& p, const Hardware& hw) const {
+    if (!p.common) return 0;
     const bool aligned = p.starts == kAligned;
     if (!hw.clusters() || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads ? 1 : 0;
     const std::int64_t all = p.rows * (aligned ? vectors : vectors + 14);  // single elements take about as long as so many vectors
@@ -125,7 +119,8 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, blocks, blocks == 1, kept_until(p, hw)};
+  const RmsNormBwdKernel kernel = phased ? kHeldPhased : row.is_long ? kHeldLong : p.common ? kHeld : kHeldOffset;
+  return {kernel, shape, blocks, blocks == 1, kept_until(p, hw)};
 }
 
 // A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
@@ -210,31 +205,6 @@ std::optional<Plan> plan_general(const Problem& p, std::int64_t vectors, unsigne
   const std::int64_t teams = std::min(at_once, (p.rows + shape.block_y - 1) / shape.block_y);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
   return Plan{kGeneral, shape, teams};
-}
-
-// A row a team, as in the forward.
-std::optional<Plan> plan_dx(const Problem& p, int device, const Hardware& hw) {
-  const bool phased = p.starts != kAligned;
-  const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
-  // Blocks that stay read a weight once, which pays for long rows.
-  if (p.common && (phased || packs > 2048)) return {};
-  const std::int64_t widest = p.weighted && !phased ? 256 : 512;  // threads
-  if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
-  const bool full = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));
-  const bool is_short = !phased && (p.rows * p.n <= 1 << 22 ? packs <= 512 : full);
-  RmsNormBwdKernel kernel = phased ? kDxPhased : is_short ? kDxShort : kDx;
-  unsigned threads = packs > 256 * most ? 512 : 256;
-  if (p.wide_weight) {
-    kernel = phased ? kDxWideWeightPhased : is_short ? kDxWideWeightShort : packs <= 1536 ? kDxWideWeight : kDxWideWeightLong;
-    if (kernel == kDxWideWeight) threads = 384;
-  } else if (!p.weighted && !phased) {
-    kernel = is_short ? kDxNoWeightShort : kDxNoWeight;
-  }
-  LaunchShape shape = is_short ? resident_shape(p.rows, packs, 2, 256)
-                               : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, threads);
-  shape.overlaps = true;
-  if (!has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {};
-  return Plan{kernel, shape, 0, false, kept_until(p, hw)};
 }
 
 // One row that L2 holds, in parts on all multiprocessors.
@@ -327,20 +297,21 @@ Plan plan_phased(const Problem& p, bool few, int, const Hardware& hw) {
 
 Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
   static const KernelTable table(
-      "rms_norm_bwd_", {{"rms_norm_bwd_row", {"_row", "_row_any"}},
-                        {"rms_norm_bwd_held",
-                         {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
-                        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
-                        {"rms_norm_bwd", {"_general"}},
-                        {"rms_norm_bwd_dx",
-                         {"_dx_short", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight", "_dx_wide_weight_short",
-                          "_dx_wide_weight", "_dx_wide_weight_long", "_dx_wide_weight_phased"}},
-                        {"rms_norm_bwd_any", {"_rows_any", "_rows_vectors"}},
-                        {"rms_norm_bwd_phased", {"_rows_phased"}},
-                        {"rms_norm_parts", {"_sums"}},
-                        {"rms_norm_bwd_any", {"_columns_any", "_columns_vectors"}},
-                        {"rms_norm_bwd_phased", {"_columns_phased"}},
-                        {"rms_norm_parts", {"_parts"}}});
+      "rms_norm_bwd_",
+      {{"rms_norm_bwd_row", {"_row", "_row_any"}},
+       {"rms_norm_bwd_held",
+        {"_held", "_held_long", "_held_cluster", "_wide", "_held_offset", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
+       {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
+       {"rms_norm_bwd", {"_general"}},
+       {"rms_norm_bwd_dx",
+        {"_dx_short", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight", "_dx_wide_weight_short", "_dx_wide_weight",
+         "_dx_wide_weight_long", "_dx_wide_weight_phased"}},
+       {"rms_norm_bwd_any", {"_rows_any", "_rows_vectors"}},
+       {"rms_norm_bwd_phased", {"_rows_phased"}},
+       {"rms_norm_parts", {"_sums"}},
+       {"rms_norm_bwd_any", {"_columns_any", "_columns_vectors"}},
+       {"rms_norm_bwd_phased", {"_columns_phased"}},
+       {"rms_norm_parts", {"_parts"}}});
   return table.at(dtype, kernel);
 }
 
@@ -360,7 +331,8 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   if (p.dx_alone) {
     if (const auto found = plan_dx(p, device, hw)) return *found;
   }
-  const bool held = in_one && vectors <= kHeldVectors * kHeldThreads / 2;
+  const bool stays = in_one || (p.offset && p.rows < 1 << 30 && p.starts == kAligned && hw.tuned == 90);
+  const bool held = stays && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) {
     const Plan found = plan_at_once(p);
     if (has_room(rms_norm_bwd_kernel(p.dtype, found.kernel), device, found.shape)) return found;
@@ -369,7 +341,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
-  if (in_one && hw.clusters() && vectors > 640 && vectors <= most_wide)
+  if (stays && hw.clusters() && vectors > 640 && vectors <= most_wide)
     most_few = size_of(p.dtype) == 4 ? 16 : p.starts == kAligned ? 128 : 64;
   const bool few = p.rows > 1 && p.rows <= most_few && (p.rows * p.n <= 1 << 22 || vectors > most_wide);
   // Rows that no cluster holds have parts on all multiprocessors.
@@ -378,7 +350,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   if (few) return plan_in_two(p, true, device, hw);
   if (held) return plan_held(p, device, hw);
   std::optional<Plan> found;
-  if (in_one && vectors <= most_wide) found = plan_wide(p, vectors, device, hw);
+  if (stays && vectors <= most_wide) found = plan_wide(p, vectors, device, hw);
   if (found) return *found;
   const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
   const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "host/kernel.h"
 #include "rms_norm.h"
+#include "rms_norm_plan.h"
 
 namespace cuops {
 
@@ -20,6 +22,7 @@ enum RmsNormBwdKernel {
   kHeldLong,
   kHeldCluster,
   kWide,
+  kHeldOffset,
   kHeldPhased,
   kHeldClusterPhased,
   kWidePhased,
@@ -61,6 +64,7 @@ struct RmsNormBwdProblem {
   RowStarts starts;
   bool vector_weight;  // starts at a multiple of 16 bytes
   bool common;         // a weight of h's dtype, without offset, and no bias
+  bool offset;         // or common but for an offset
   bool weighted;       // there is a weight
   bool wide_weight;    // of the dtype of the sums, which is another than h's
   bool dx_alone;       // nobody wants the sums over rows
@@ -77,6 +81,16 @@ struct RmsNormBwdPlan {
   unsigned parts = 0;        // of a row in that kernel
 };
 RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& problem, int device);
+
+// Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
+std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);
+
+inline int width_of(DType dtype) { return 16 / size_of(dtype); }
+
+// L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
+inline long long kept_until(const RmsNormBwdProblem& p, const Hardware& hw) {
+  return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw);
+}
 
 // For the sum of so many rows of partial sums.
 LaunchShape sum_rows_shape(std::int64_t rows, std::int64_t n);

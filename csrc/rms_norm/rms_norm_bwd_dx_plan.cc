@@ -1,0 +1,39 @@
+// How the gradient of RMSNorm for h alone is launched.
+#include <algorithm>
+#include <optional>
+
+#include "rms_norm_bwd_plan.h"
+
+namespace cuops {
+namespace {
+
+constexpr std::int64_t kDxVectors = 4;  // a thread, where it has not 2
+
+}  // namespace
+
+// A row a team, as in the forward.
+std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, const Hardware& hw) {
+  const bool phased = p.starts != kAligned;
+  const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
+  // Blocks that stay read a weight once, which pays for long rows.
+  if (p.common && (phased || packs > 2048)) return {};
+  const std::int64_t widest = p.weighted && !phased ? 256 : 512;  // threads
+  if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
+  const bool full = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));
+  const bool is_short = !phased && (p.rows * p.n <= 1 << 22 ? packs <= 512 : full);
+  RmsNormBwdKernel kernel = phased ? kDxPhased : is_short ? kDxShort : kDx;
+  unsigned threads = packs > 256 * most ? 512 : 256;
+  if (p.wide_weight) {
+    kernel = phased ? kDxWideWeightPhased : is_short ? kDxWideWeightShort : packs <= 1536 ? kDxWideWeight : kDxWideWeightLong;
+    if (kernel == kDxWideWeight) threads = 384;
+  } else if (!p.weighted && !phased) {
+    kernel = is_short ? kDxNoWeightShort : kDxNoWeight;
+  }
+  LaunchShape shape = is_short ? resident_shape(p.rows, packs, 2, 256)
+                               : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, threads);
+  shape.overlaps = true;
+  if (!has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {};
+  return RmsNormBwdPlan{kernel, shape, 0, false, kept_until(p, hw)};
+}
+
+}  // namespace cuops
