@@ -98,13 +98,12 @@ def test_error_is_at_most_that_of_pytorch(n, dtype, device):
     assert error(cuops.rms_norm(x, weight)) <= 1.001 * error(F.rms_norm(x, (n,), weight, 1e-6))
 
 
-@pytest.mark.parametrize("first", [0.0, 6e-8])
 @pytest.mark.parametrize("kind", ["common", "offset"])
-def test_sums_over_rows_are_as_exact_beside_a_row_that_needs_care(kind, first, device):
+def test_sums_over_rows_are_as_exact_beside_a_row_that_needs_care(kind, device):
     """Rows of half that share a warp with it: what is small in them keeps its digits."""
     x = torch.full((8, 64), 0.0107, dtype=torch.float16, device=device)
     x[:, 0] = 60000.0
-    x[0] = first
+    x[0] = 0.0
     weight = torch.zeros(64, dtype=torch.float16, device=device, requires_grad=True)
     dy = torch.zeros_like(x)
     dy[1] = 1000.0
@@ -114,18 +113,48 @@ def test_sums_over_rows_are_as_exact_beside_a_row_that_needs_care(kind, first, d
     torch.testing.assert_close(dweight.double(), want, rtol=2e-3, atol=0.0)
 
 
-@pytest.mark.parametrize("n", [64, 4096, 70000])
-@pytest.mark.parametrize("rows", [4, 300])
+@pytest.mark.parametrize(("size", "dy_size"), [(1e18, 1e22), (1e16, 1e24)])
+@pytest.mark.parametrize(
+    ("rows", "n"), [(4, 64), (300, 64), (300, 4096), (64, 8192), (1, 65536), (4, 70000), (300, 70000), (3, 70001)]
+)
 @pytest.mark.parametrize("wants_weight", [False, True])
-def test_the_gradient_of_large_numbers_is_finite_where_it_is_a_number(wants_weight, rows, n, device):
-    x = torch.full((rows, n), 1e18, device=device, requires_grad=True)
+def test_the_gradient_of_large_numbers_is_finite_where_it_is_a_number(wants_weight, rows, n, size, dy_size, device):
+    x = torch.full((rows, n), size, device=device, requires_grad=True)
     weight = torch.ones(n, device=device, requires_grad=wants_weight)
     dy = torch.zeros_like(x)
-    dy[:, 0] = 1e22
+    dy[:, 0] = dy_size
     (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight), x, dy)
-    want = torch.full((n,), -1e4 / n, dtype=torch.float64, device=device)
-    want[0] = 1e4 * (n - 1) / n
+    want = torch.full((n,), -dy_size / size / n, dtype=torch.float64, device=device)
+    want[0] = dy_size / size * (n - 1) / n
     torch.testing.assert_close(dx.double(), want.expand(rows, n), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "dy_size", "factor"),
+    [
+        (1e-8, 1e24, 1.0),
+        (1e-8, 1e31, 1e-5),
+        (1e-3, 1e36, 1e-4),
+        (0.1, 1e38, 1e-4),
+        (1e8, 1e-32, 1e6),
+        (1e8, 1e-28, 1.0),
+    ],
+)
+@pytest.mark.parametrize("n", [64, 4096])
+@pytest.mark.parametrize("kind", ["frozen", "offset", "no weight"])
+def test_the_gradient_of_x_alone_leaves_the_range_only_where_it_is_beyond(kind, n, size, dy_size, factor, device):
+    x, dy = (make((4, n), torch.float64, seed=seed).sign() for seed in (1, 2))
+    x, dy = (x * size).float().to(device).requires_grad_(), (dy * dy_size).float().to(device)
+    weight, offset = torch.full((n,), factor, device=device), 0.0
+    if kind == "offset":
+        weight, offset = torch.zeros_like(weight), factor
+    elif kind == "no weight":
+        dy, weight, factor = dy * factor, None, 1.0
+    (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight, eps=0.0, weight_offset=offset), x, dy)
+    h, g = x.detach().double(), dy.double() * factor
+    rstd = h.square().mean(-1, keepdim=True).rsqrt()
+    want = rstd * (g - h * rstd * (g * h * rstd).mean(-1, keepdim=True))
+    torch.testing.assert_close(dx.double(), want, rtol=0.0, atol=1e-5 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize(("size", "factor"), [(1e18, 1e-24), (1e18, 1e-27), (1e18, 1e-29), (1e-8, 1e31)])

@@ -45,7 +45,7 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   problem.common = plain && weight_offset == 0;
   problem.offset = plain && weight_offset != 0;
   problem.weighted = weight.has_value();
-  problem.wide_weight = weight.has_value() && dtype_of(*weight, "weight") != problem.dtype;
+  problem.wide_weight = problem.weighted && size_of(dtype_of(*weight, "weight")) > size_of(problem.dtype);
   problem.dx_alone = !dweight && !dbias;
   return problem;
 }

@@ -140,7 +140,8 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
   if (row != wanted) return;
 
-  const Acc rstd = rsqrt_rn(mean_eps), mean = sums[1] * constants.inverse_n, slope = -(rstd * mean) * rstd * rstd;
+  // No product here leaves the range before dx does.
+  const Acc rstd = rsqrt_rn(mean_eps), mean = sums[1] * constants.inverse_n, slope = rstd * (rstd * mean);
   auto unpacked_again = [&](const Raw& raw) {
     if constexpr (kWeight == kLike) return again(*reinterpret_cast<const Vector<T>*>(&raw));
     return weight.unpack(raw);
@@ -157,7 +158,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
       const auto a = again(h_of[from + i]), grad = again(dy_of[from + i]);
       Pack<Acc, kWidth> wide;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] = slope * a.at[j] + grad.at[j] * rstd * factor[i].at[j];
+      for (int j = 0; j < kWidth; ++j) wide.at[j] = rstd * (grad.at[j] * factor[i].at[j] - slope * a.at[j]);
       if (dh) {
         const auto other = convert<Acc>(more[i % 2]);
 #pragma unroll

@@ -49,7 +49,8 @@ struct Range<double> {
   static constexpr double kSmallest = 1e-280, kLargest = 1e308;
 };
 
-// Whether a gradient may do without scaling: squares, the sums of g h, and the cube of rstd are within the range.
+// Whether a gradient may do without scaling: squares and the cube of rstd are within the range, and the sums of g h where g is not
+// near its end.
 template <class Acc>
 __device__ bool is_ordinary(Acc mean_eps) {
   return mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest;
