@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import bisect
-import ctypes
 import itertools
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
-from multiprocessing import Pool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,8 +99,15 @@ def families(cuda: Cuda, source: str) -> list[Family]:
     return found
 
 
+def _expect(done: subprocess.CompletedProcess[bytes], failure: str) -> None:
+    """BuildError where a compiler failed, with what it says, or how it ended if it says nothing."""
+    if done.returncode:
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        raise BuildError(f"{failure}:\n{said or f'it ended with {done.returncode}'}")
+
+
 @dataclass(frozen=True)
-class _Toolchain:
+class Toolchain:
     """Where the tools of one CUDA version are, and what they do."""
 
     nvrtc: Path
@@ -108,41 +115,28 @@ class _Toolchain:
     ptxas: Path
     include: Path
 
-    def library(self) -> ctypes.CDLL:
-        """NVRTC, in this process."""
-        ctypes.CDLL(str(self.builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC opens it by name alone
-        return ctypes.CDLL(str(self.nvrtc))
-
-    def ptx(self, source: str, name: str, options: tuple[str, ...]) -> bytes:
+    def ptx(self, source: Path, options: tuple[str, ...]) -> bytes:
         """The PTX of a source, by NVRTC."""
-        nvrtc = self.library()
-        program, size = ctypes.c_void_p(), ctypes.c_size_t()
-
-        def fetch(what: str) -> bytes:
-            getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-            buffer = ctypes.create_string_buffer(size.value)
-            getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-            return buffer.raw.rstrip(b"\0")
-
-        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
-        if nvrtc.nvrtcCompileProgram(program, len(options), arguments):
-            raise BuildError(f"{name} does not compile with {' '.join(options)}:\n{fetch('ProgramLog').decode()}")
-        return fetch("PTX")
+        files = (str(path) for path in (Path(__file__).with_name("ptx.py"), self.nvrtc, self.builtins))
+        command = (sys.executable, "-I", "-S", *files, source.name, *options)
+        done = subprocess.run(command, input=source.read_bytes(), capture_output=True, check=False)
+        _expect(done, f"{source.name} does not compile with {' '.join(options)}")
+        return done.stdout
 
     def cubin(self, ptx: bytes, name: str, architecture: str) -> bytes:
         """Machine code of PTX, by ptxas."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "ptx").write_bytes(ptx)
             command = (str(self.ptxas), f"--gpu-name=sm_{architecture}", "ptx", "-o", "cubin")
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise BuildError(f"{name} does not assemble for sm_{architecture}:\n{done.stdout}{done.stderr}")
+            _expect(
+                subprocess.run(command, cwd=folder, capture_output=True, check=False),
+                f"{name} does not assemble for sm_{architecture}",
+            )
             return Path(folder, "cubin").read_bytes()
 
     def compile(self, source: Path, options: tuple[str, ...], family: Family) -> list[bytes]:
         """Machine code for each target, or the PTX itself."""
-        ptx = self.ptx(source.read_text(), source.name, options)
+        ptx = self.ptx(source, options)
         features = "a" * family.architecture.endswith("a")
         return [ptx if is_ptx else self.cubin(ptx, source.name, f"{a}{features}") for a, is_ptx in family.targets]
 
@@ -153,10 +147,8 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
     files = _wheel_files(cuda)
     library = next(path for name, path in files.items() if name.startswith("libnvrtc.so"))
     builtins = next(path for name, path in files.items() if name.startswith("libnvrtc-builtins.so"))
-    tools = _Toolchain(library, builtins, files["ptxas"], files["cuda_fp16.h"].parent)
-    tools.library()  # once, where processes are forked
-    # A process compiles one source: NVRTC numbers calls in PTX, and would count on from the source before.
-    with Pool(jobs, maxtasksperchild=1) as pool:
+    tools = Toolchain(library, builtins, files["ptxas"], files["cuda_fp16.h"].parent)
+    with ThreadPoolExecutor(jobs) as pool:
         pending = []
         # Newer architectures take longest: those of a source start first, so that no core waits for them at the end.
         sources = sorted(csrc.rglob("*.cu"), key=lambda source: source.stem)
@@ -170,14 +162,17 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
                 stored = [b""] * len(stored)
             elif None in stored:
                 arguments = (*options, f"-I{source.parent}", f"-I{csrc}", f"-I{tools.include}")
-                compilation = pool.apply_async(tools.compile, (source, arguments, family))
+                compilation = pool.submit(tools.compile, source, arguments, family)
             pending.append((source.stem, family.targets, names, stored, compilation))
-        for stem, targets, names, stored, compilation in reversed(pending):
-            products = compilation.get() if compilation else [product for product in stored if product is not None]
-            for (capability, is_ptx), name, product in zip(targets, names, products, strict=True):
-                if compilation:
-                    cache.store(name, product)
-                yield Image(stem, capability, is_ptx, int(cuda.cuda.replace(".", "")), product)
+        try:
+            for stem, targets, names, stored, compilation in reversed(pending):
+                products = compilation.result() if compilation else [p for p in stored if p is not None]
+                for (capability, is_ptx), name, product in zip(targets, names, products, strict=True):
+                    if compilation:
+                        cache.store(name, product)
+                    yield Image(stem, capability, is_ptx, int(cuda.cuda.replace(".", "")), product)
+        finally:
+            pool.shutdown(cancel_futures=True)  # what is left where one failed
 
 
 def pack(images: Iterable[Image]) -> bytes:
