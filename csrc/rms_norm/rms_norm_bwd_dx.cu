@@ -183,7 +183,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; the weight; vectors
+// Instances, as rms_norm_bwd_dx_plan.cc asks for them: threads a block, and blocks that share a multiprocessor; the weight; vectors
 // a thread, and for how many the weight is there at a time; phased, clusters.
 #define RMS_NORM_BWD_DX(name, T, suffix, kThreads, kBlocks, kWeight, ...)                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \

@@ -16,12 +16,12 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   const bool phased = p.starts != kAligned;
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   // Blocks that stay read a weight once, which pays for long rows.
-  if (p.common && phased) return {};
-  if ((p.common || (p.offset && hw.tuned == 90)) && packs > 2048) return {};
-  const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // blocks, as the instances have it
+  const bool may_stay = p.common || (p.offset && !phased && hw.tuned == 90);
+  if (may_stay && (phased || packs > 2048)) return {};
+  const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
-  const bool full = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));
-  const bool is_short = !phased && (p.rows * p.n <= 1 << 22 ? packs <= 512 : full);
+  const bool fills = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured
+  const bool is_short = !phased && (p.rows * p.n <= 1 << 22 ? packs <= 512 : fills);
   RmsNormBwdKernel kernel = phased ? kDxPhased : is_short ? kDxShort : kDx;
   unsigned threads = packs > 256 * most ? widest : 256;
   if (p.wide_weight) {
