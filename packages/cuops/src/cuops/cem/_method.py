@@ -249,6 +249,10 @@ class CrossEntropyMethod:
 
         Both broadcast to the shape of the first mu, which is clipped to the bounds. May be captured in a CUDA graph:
         values are not looked at.
+
+        Raises:
+            TypeError: mu or sigma is neither a number nor an array like the first mu.
+            ValueError: one is on another device, or does not broadcast to its shape.
         """
         self._restart(*(_options.together(name, value, self.mu) for name, value in (("mu", mu), ("sigma", sigma))))
         self._state.kept_count[...] = 0
@@ -260,6 +264,11 @@ class CrossEntropyMethod:
         problem. sigma is the standard deviation to start the next plan with, by default as it is; a full covariance
         starts anew from it, without correlations, and what changes with the steps, such as noise, starts anew, too. May
         be captured in a CUDA graph.
+
+        Raises:
+            TypeError: steps is not an integer, or sigma neither a number nor an array like mu.
+            ValueError: steps is not from 0 to the horizon; sigma is on another device or of a shape that does not
+                broadcast to mu's.
         """
         horizon = self.event_shape[0]
         _arguments.integer("steps", steps, 0, horizon)

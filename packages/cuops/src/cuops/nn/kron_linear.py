@@ -16,6 +16,8 @@ from ._nearest_kronecker import nearest_kronecker
 class KronLinear(torch.nn.Module):
     """`cuops.kron_linear` as a module, in place of a `torch.nn.Linear` of far more parameters.
 
+        y = x @ kron(factors[0], factors[1], ..., factors[n-1]).T + bias
+
     Args:
         in_factors: the columns of each factor; their product is the size of x's last dimension.
         out_factors: the rows of each factor, as many; their product is the size of y's last dimension.

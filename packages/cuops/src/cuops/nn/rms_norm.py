@@ -18,6 +18,8 @@ AUTOCAST_TO_FLOAT32 = torch.__version__ >= (2, 12)
 class RMSNorm(torch.nn.RMSNorm):
     """`cuops.rms_norm` as a module, in place of `torch.nn.RMSNorm`: the state_dict and the results are the same.
 
+        y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset) + bias
+
     Args:
         normalized_shape: an int or the sizes of the last dimensions, which are normalised together.
         eps: added to the mean of squares; None is ``torch.finfo(torch.float64).eps`` for float64 and
