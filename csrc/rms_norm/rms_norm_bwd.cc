@@ -29,7 +29,7 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   problem.n = h.size(h.ndim() - 1);
   problem.rows = problem.n > 0 ? h.numel() / problem.n : 0;
   problem.dtype = dtype_of(h, "h");
-  const int width = 16 / size_of(problem.dtype);
+  const int width = width_of(problem.dtype);
   bool aligned = problem.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
   bool together = true;  // they start as the result does, and a vector reaches into one other row at most
   for (const OptionalTensor& array : {OptionalTensor(h), OptionalTensor(dy), dh}) {

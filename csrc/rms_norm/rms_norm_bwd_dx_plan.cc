@@ -16,8 +16,7 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   const bool phased = p.starts != kAligned;
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   // Blocks that stay read a weight once, which pays for long rows.
-  const bool may_stay = p.common || (p.offset && !phased && hw.tuned == 90);
-  if (may_stay && (phased || packs > 2048)) return {};
+  if ((p.common || stays_with_offset(p, hw)) && (phased || packs > 2048)) return {};
   const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
   const bool fills = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured

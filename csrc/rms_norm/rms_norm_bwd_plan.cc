@@ -331,7 +331,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   if (p.dx_alone) {
     if (const auto found = plan_dx(p, device, hw)) return *found;
   }
-  const bool stays = in_one || (p.offset && p.rows < 1 << 30 && p.starts == kAligned && hw.tuned == 90);
+  const bool stays = in_one || (stays_with_offset(p, hw) && p.rows < 1 << 30);
   const bool held = stays && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) {
     const Plan found = plan_at_once(p);

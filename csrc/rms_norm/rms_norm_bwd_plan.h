@@ -85,7 +85,10 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& problem, int device);
 // Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
 std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);
 
-inline int width_of(DType dtype) { return 16 / size_of(dtype); }
+// Whether blocks that stay add an offset to the weight, as they do without one.
+inline bool stays_with_offset(const RmsNormBwdProblem& p, const Hardware& hw) {
+  return p.offset && p.starts == kAligned && hw.tuned == 90;
+}
 
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 inline long long kept_until(const RmsNormBwdProblem& p, const Hardware& hw) {

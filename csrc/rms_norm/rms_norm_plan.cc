@@ -65,7 +65,7 @@ struct Problem {
   bool alike;                   // or all rows start alike, so that unaligned ones can be
   bool usual;                   // what has not the dtype of x is float32 beside 16 bits, or 16 bits beside float32
 
-  int width() const { return 16 / size_of(dtype); }
+  int width() const { return width_of(dtype); }
   std::int64_t packs() const { return n / width(); }
   bool is_large() const { return rows * n > 1 << 22; }
 };
