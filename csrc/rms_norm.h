@@ -52,6 +52,7 @@ constexpr int kRowsAtOnce = 4;         // of a thread, in rms_norm_bwd_at_once.c
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {
   Rows dy, dh, h, dx;  // rows of one stride
+  Rows rounded_dx;     // dx in the dtype of dy, where that is another than h's; may be missing
   long long rows;
   long long n;
   const void* weight;
@@ -60,13 +61,13 @@ struct RmsNormBwdParams {
   void* found;    // three values for each part of a row, for the kernel that follows another
   RmsNormScalars<double> float64;
   RmsNormScalars<float> float32;
-  bool weight_wide;
+  bool weight_wide, weight_narrow;   // of the dtype of the sums, of that of dy; or of h's
   bool finds_results;                // what dweight and dbias point to, rather than partial sums
   DType dweight_dtype, dbias_dtype;  // of the results
   unsigned parts;                    // of a row, in `found`
   long long released_from;           // L2 keeps dy and h longest, and from this row on not beyond the kernel; or kNoRow
 };
-static_assert(sizeof(RmsNormBwdParams) == 256, "host and device must agree on the layout");
+static_assert(sizeof(RmsNormBwdParams) == 288, "host and device must agree on the layout");
 
 // Adds up partial sums.
 struct SumRowsParams {

@@ -146,7 +146,7 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
         dweight, weight = (on_cuda(shape[-1:], dtype) if wanted else None for _ in range(2))
         size = library.rms_norm_bwd_scratch(dy, None, h, weight, wanted, False, 0.0)
         scratch = on_cuda((size,), "float64" if dtype == "float64" else "float32")
-        library.rms_norm_bwd(dx, dweight, None, scratch, dy, None, h, weight, 1e-6, 0.0)
+        library.rms_norm_bwd(dx, None, dweight, None, scratch, dy, None, h, weight, 1e-6, 0.0)
     """
     largest = max(clusters_on_cuda(installation, driver, tmp_path / "log", code, room))
     assert largest == 16 if room == 16 else largest <= 8

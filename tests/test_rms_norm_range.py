@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from rms_norm_samples import DTYPES, assert_close, definition, make
 
+gpu = pytest.mark.gpu
+
 EXTREMES = {
     "squares overflow": (torch.float32, [1e20, -3e20, 2e20]),
     "the largest float32": (torch.float32, [3.4e38, -3.4e38, 1e38]),
@@ -140,17 +142,25 @@ def test_the_gradient_of_large_numbers_is_finite_where_it_is_a_number(wants_weig
         (1e8, 1e-28, 1.0),
     ],
 )
-@pytest.mark.parametrize("n", [64, 4096])
-@pytest.mark.parametrize("kind", ["frozen", "offset", "no weight"])
-def test_the_gradient_of_x_alone_leaves_the_range_only_where_it_is_beyond(kind, n, size, dy_size, factor, device):
-    x, dy = (make((4, n), torch.float64, seed=seed).sign() for seed in (1, 2))
+@pytest.mark.parametrize(
+    ("rows", "n"),
+    [(4, 64), (4, 4096)] + [pytest.param(*shape, marks=gpu) for shape in [(300, 64), (1000, 2048), (2000, 4096)]],
+)
+@pytest.mark.parametrize(
+    "kind", ["no weight", "frozen", "frozen, offset", "trained", "trained, offset", "trained, bias"]
+)
+def test_the_gradient_of_x_leaves_the_range_only_where_it_is_beyond(kind, rows, n, size, dy_size, factor, device):
+    x, dy = (make((rows, n), torch.float64, seed=seed).sign() for seed in (1, 2))
     x, dy = (x * size).float().to(device).requires_grad_(), (dy * dy_size).float().to(device)
     weight, offset = torch.full((n,), factor, device=device), 0.0
-    if kind == "offset":
+    bias = torch.zeros_like(weight) if "bias" in kind else None
+    if "offset" in kind:
         weight, offset = torch.zeros_like(weight), factor
     elif kind == "no weight":
         dy, weight, factor = dy * factor, None, 1.0
-    (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight, eps=0.0, weight_offset=offset), x, dy)
+    leaves = [x, *([weight.requires_grad_()] if "trained" in kind else [])]
+    y = cuops.rms_norm(x, weight, bias, eps=0.0, weight_offset=offset)
+    dx = torch.autograd.grad(y, leaves, dy)[0]
     h, g = x.detach().double(), dy.double() * factor
     rstd = h.square().mean(-1, keepdim=True).rsqrt()
     want = rstd * (g - h * rstd * (g * h * rstd).mean(-1, keepdim=True))

@@ -62,7 +62,12 @@ def test_rows_that_lie_anywhere(dtypes, device):
 
 
 @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
-@pytest.mark.parametrize("shape", [(5, 33), (33, 1024), pytest.param((9, 40000), marks=gpu)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 33), (33, 1024)]
+    + [pytest.param(shape, marks=gpu) for shape in [(9, 40000), (700, 8), (2000, 520), (300, 4096), (3, 65540)]],
+    ids=str,
+)
 def test_gradients_are_those_of_the_sum_in_the_dtypes_of_its_terms(shape, dtypes, device):
     x, residual, weight = inputs(shape, dtypes, device)
     y, h = cuops.rms_norm(x, weight, residual=residual)
@@ -78,6 +83,42 @@ def test_gradients_are_those_of_the_sum_in_the_dtypes_of_its_terms(shape, dtypes
         result = torch.finfo(dtype)
         assert ((gradient.double() - want).abs() <= result.eps * (want.abs() + result.smallest_normal) + sums).all()
     assert torch.equal(got[2], dweight)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float16, 1.0), *((torch.bfloat16, scale) for scale in (1.0, 1e-21, 1e19))],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["float32 weight", "frozen", "no weight", "offset and bias", "of y alone"])
+@pytest.mark.parametrize("shape", [(7, 64), pytest.param((1100, 2048), marks=gpu)], ids=str)
+def test_gradients_of_a_stream_in_float32_are_those_of_the_formula(shape, kind, dtype, scale, device):
+    n, dtypes = shape[-1], (dtype, torch.float32)
+    x, residual = ((make(shape, d, device, s) * scale).requires_grad_() for s, d in enumerate(dtypes))
+    weight = make((n,), torch.float32 if kind == "float32 weight" else dtype, device, 2)
+    weight = None if kind == "no weight" else weight.requires_grad_(kind != "frozen")
+    bias = make((n,), dtype, device, 3).requires_grad_() if kind == "offset and bias" else None
+    dy, dh = make(shape, dtype, device, 4), make(shape, torch.float32, device, 5) / scale
+    offset = 0.0 if bias is None else 1.0
+    y, h = cuops.rms_norm(x, weight, bias, 0.0, residual=residual, weight_offset=offset)
+    leaves = [t for t in (x, residual, weight, bias) if t is not None and t.requires_grad]
+    both = (y, h)[: 1 if kind == "of y alone" else 2]
+    got = torch.autograd.grad(both, leaves, (dy, dh)[: len(both)])
+
+    wide = h.detach().double().requires_grad_()
+    parameters = [None if t is None else t.detach().double().requires_grad_() for t in (weight, bias)]
+    y = cuops.reference.rms_norm_torch(wide, None, *parameters, 0.0, offset, None)[0]
+    wanted = [t for t in parameters if t is not None]
+    of_h, *sums = torch.autograd.grad(y, [wide, *wanted], dy.double())
+    total = of_h if kind == "of y alone" else of_h + dh.double()
+    terms = total.abs().amax() + of_h.abs().amax()
+    for gradient, its in zip(got[:2], dtypes, strict=True):
+        assert gradient.dtype == its
+        limits = torch.finfo(its)
+        allowed = limits.eps * total.abs() + limits.smallest_normal + 1e-5 * terms
+        assert ((gradient.double() - total).abs() <= allowed).all()
+    for gradient, want in zip(got[2:], sums, strict=False):
+        torch.testing.assert_close(gradient.double(), want, rtol=torch.finfo(gradient.dtype).eps, atol=2e-5 * shape[0])
 
 
 def test_only_a_gradient_that_is_wanted_is_made(device):

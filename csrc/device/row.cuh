@@ -12,6 +12,12 @@ __device__ inline long long offset_of(const Rows& rows, long long row) {
   return outer * rows.outer_stride + (row - outer * rows.inner) * rows.stride;
 }
 
+// A row of one stride in packs of kWidth elements.
+template <int kWidth, class T>
+__device__ Pack<T, kWidth>* packs_of(const Rows& rows, long long row) {
+  return reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(rows.data) + row * rows.stride);
+}
+
 // How a row divides into packs of kWidth elements, and edges: single elements before the first and after the last pack.
 // Without kPhased there are no edges: every row starts at a multiple of a pack's size and is a whole number of packs.
 template <class T, int kWidth, bool kPhased, class Index>
@@ -119,21 +125,22 @@ __device__ __noinline__ void store_as(DType dtype, void* data, long long at, Pac
   }
 }
 
-// Asynchronous copies of 16 bytes to shared memory (compute capability 8.0), of which the last may be missing and become zeros;
-// each thread waits for its own.
+// Asynchronous copies of 16 or 8 bytes to shared memory (compute capability 8.0); each thread waits for its own. Of those of 16,
+// the last may be missing and become zeros.
 #define CUOPS_ASYNC_COPIES (__CUDA_ARCH__ >= 800)
 template <class Packed>
 __device__ void copy_async(Packed* shared, const Packed* from, int bytes = 16) {
 #if CUOPS_ASYNC_COPIES
-  if constexpr (sizeof(Packed) < 16) {
-    *shared = *from;
+  const unsigned to = shared_address(shared);
+  if constexpr (sizeof(Packed) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    return;
+  } else if constexpr (sizeof(Packed) == 8) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
     return;
   }
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-#else
-  *shared = *from;
 #endif
+  *shared = *from;
 }
 __device__ inline void commit_copies() {
 #if CUOPS_ASYNC_COPIES

@@ -29,19 +29,21 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   problem.n = h.size(h.ndim() - 1);
   problem.rows = problem.n > 0 ? h.numel() / problem.n : 0;
   problem.dtype = dtype_of(h, "h");
+  problem.dy_dtype = dtype_of(dy, "dy");
   const int width = width_of(problem.dtype);
   bool aligned = problem.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
   bool together = true;  // they start as the result does, and a vector reaches into one other row at most
   for (const OptionalTensor& array : {OptionalTensor(h), OptionalTensor(dy), dh}) {
     if (!array.has_value()) continue;
     const Rows rows = rows_of(*array, "array");
-    aligned = aligned && vectors_fit(rows, width, problem.dtype);
+    aligned = aligned && vectors_fit(rows, width, dtype_of(*array, "array"));
     together =
         together && aligned16(rows.data) && (problem.rows == 1 || (rows.stride >= width && (rows.stride - problem.n) % width == 0));
   }
   problem.vector_weight = !weight.has_value() || aligned16(data_of(*weight));
   problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
-  const bool plain = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && !dbias && problem.dtype != kFloat64;
+  const bool plain = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && !dbias && problem.dtype != kFloat64 &&
+                     problem.dy_dtype == problem.dtype;
   problem.common = plain && weight_offset == 0;
   problem.offset = plain && weight_offset != 0;
   problem.weighted = weight.has_value();
@@ -55,11 +57,12 @@ std::int64_t scratch_of(const RmsNormBwdPlan& plan, const RmsNormBwdProblem& pro
   return partial * (dweight + dbias) + 3 * problem.rows * plan.parts;
 }
 
-// How many elements of scratch the gradient needs, in the dtype of the sums.
+// How many elements of scratch the gradient needs, in the dtype of the sums; -1 where dy has to have h's dtype.
 int64_t rms_norm_bwd_scratch(TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, bool dweight, bool dbias,
                              double weight_offset) {
   const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dweight, dbias);
-  return scratch_of(plan_rms_norm_bwd(problem, h.device().device_id), problem, dweight, dbias);
+  const auto plan = plan_rms_norm_bwd(problem, h.device().device_id);
+  return plan ? scratch_of(*plan, problem, dweight, dbias) : -1;
 }
 
 void sum_rows(void* sum, DType dtype, void* partial, const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, int device,
@@ -70,9 +73,9 @@ void sum_rows(void* sum, DType dtype, void* partial, const RmsNormBwdPlan& plan,
 }
 
 // Gradients on one GPU, from those for y and h (none: zero). `scratch` has as many elements as
-// rms_norm_bwd_scratch says. There is at least one row.
-void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, TensorView scratch, TensorView dy, OptionalTensor dh,
-                  TensorView h, OptionalTensor weight, double eps, double weight_offset) {
+// rms_norm_bwd_scratch says. There is at least one row. `rounded_dx` is dx in the dtype of dy, where that is another than h's.
+void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweight, OptionalTensor dbias, TensorView scratch,
+                  TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, double eps, double weight_offset) {
   const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dweight.has_value(), dbias.has_value());
   const DType dtype = problem.dtype, sums = accumulator_of(dtype);
   if (h.device().device_type != kDLCUDA) raise("ValueError", "h: expected an array on a CUDA device");
@@ -81,12 +84,19 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   p.n = problem.n;
   set_scalars(&p, problem.n, eps, weight_offset);
   expect_like(dx, "dx", h, dtype);
-  expect_like(dy, "dy", h, dtype);
-  if (!dx.is_contiguous() || !aligned16(data_of(dx)))
-    raise("ValueError", "dx: expected a contiguous array at a multiple of 16 bytes");
+  expect_like(dy, "dy", h, problem.dy_dtype);
+  for (const OptionalTensor& result : {OptionalTensor(dx), rounded_dx}) {
+    if (result.has_value() && (!(*result).is_contiguous() || !aligned16(data_of(*result))))
+      raise("ValueError", "dx: expected a contiguous array at a multiple of 16 bytes");
+  }
   p.h = single_stride(h, "h");
   p.dy = single_stride(dy, "dy");
   p.dx = single_stride(dx, "dx");
+  if (rounded_dx.has_value()) {
+    if (problem.dy_dtype == dtype) raise("TypeError", "rounded_dx: expected none, as dx has the dtype of dy");
+    expect_like(*rounded_dx, "rounded_dx", h, problem.dy_dtype);
+    p.rounded_dx = single_stride(*rounded_dx, "rounded_dx");
+  }
   if (dh.has_value()) {
     expect_like(*dh, "dh", h, dtype);
     p.dh = single_stride(*dh, "dh");
@@ -94,12 +104,15 @@ void rms_norm_bwd(TensorView dx, OptionalTensor dweight, OptionalTensor dbias, T
   if (weight.has_value()) {
     expect_vector(*weight, "weight", h);
     const DType got = dtype_of(*weight, "weight");
-    if (got != dtype && got != sums) raise("TypeError", "weight: expected the dtype of h or of its sums");
-    p.weight_wide = got != dtype;
+    p.weight_narrow = got != dtype && got == problem.dy_dtype;
+    p.weight_wide = got != dtype && !p.weight_narrow;
+    if (p.weight_wide && got != sums) raise("TypeError", "weight: expected the dtype of h, of its sums or of dy");
     p.weight = data_of(*weight);
   }
   const int device = h.device().device_id;
-  const RmsNormBwdPlan plan = plan_rms_norm_bwd(problem, device);
+  const auto found = plan_rms_norm_bwd(problem, device);
+  if (!found) raise("TypeError", "dy: expected the dtype of h");
+  const RmsNormBwdPlan& plan = *found;
   const std::int64_t needed = scratch_of(plan, problem, dweight.has_value(), dbias.has_value());
   if (dtype_of(scratch, "scratch") != sums || !scratch.is_contiguous() || scratch.numel() < needed) {
     raise("ValueError", "scratch: expected a contiguous array of " + std::to_string(needed) + " elements in the dtype of the sums");

@@ -17,11 +17,11 @@ namespace cuops {
 
 // Each thread of a team has the same columns in every row, because it adds up over rows for dweight and dbias: kResident vectors,
 // a team's width apart. It copies its part of the next rows of h and dy to shared memory (asynchronously, kStages rows ahead), and
-// posts its sums of one row before it finishes the row before, so that neither memory nor the other threads are waited for.
-template <class T, int kResident, int kStages, int kThreads>
+// posts its sums of one row before it finishes the row before, so that neither memory nor the other threads are waited for. Dy is
+// the dtype of dy: that of h, or 16 bits beside float, which the gradient for x is then rounded to.
+template <class T, class Dy, int kResident, int kStages, int kThreads>
 __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
-  using Packed = Vector<T>;
   constexpr int kWidth = kVectorWidth<T>;
   extern __shared__ uint4 shared[];
   __shared__ MailboxMemory mail_memory;
@@ -34,22 +34,21 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 
   // Shared memory: (row ahead, h or dy, i, thread).
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  Packed* const mine = reinterpret_cast<Packed*>(shared) + thread;
-  auto slot = [&](int stage, int array, int i) { return mine + ((stage * 2 + array) * kResident + i) * kThreads; };
-  auto vectors = [](const Rows& rows, long long row) {
-    return reinterpret_cast<Packed*>(static_cast<T*>(rows.data) + row * rows.stride);
-  };
+  auto slot = [&](int stage, int array, int i) { return shared + thread + ((stage * 2 + array) * kResident + i) * kThreads; };
+  auto h_slot = [&](int stage, int i) { return reinterpret_cast<Pack<T, kWidth>*>(slot(stage, 0, i)); };
+  auto dy_slot = [&](int stage, int i) { return reinterpret_cast<Pack<Dy, kWidth>*>(slot(stage, 1, i)); };
   auto copy_ahead = [&](long long row, int stage) {
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       if (row >= p.rows || !exists(i)) continue;
-      copy_async(slot(stage, 0, i), vectors(p.h, row) + first + i * step);
-      copy_async(slot(stage, 1, i), vectors(p.dy, row) + first + i * step);
+      copy_async(h_slot(stage, i), packs_of<kWidth, T>(p.h, row) + first + i * step);
+      copy_async(dy_slot(stage, i), packs_of<kWidth, Dy>(p.dy, row) + first + i * step);
     }
     commit_copies();
   };
-  auto read = [&](int stage, int array, int i, long long row) {
-    return row < p.rows && exists(i) ? convert<Acc>(load(slot(stage, array, i))) : Pack<Acc, kWidth>{};
+  auto read = [&](int i, long long row, const auto* from) {
+    using U = typename Pointee<decltype(from->at + 0)>::type;
+    return row < p.rows && exists(i) ? convert<Acc>(load_pack<U, kWidth>(from)) : Pack<Acc, kWidth>{};
   };
 
   // Teams of a block have neighbouring rows, which share pages of memory.
@@ -60,11 +59,11 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
   for (int s = 0; s < kStages; ++s) copy_ahead(begin + s * teams, s);
 
   // The weight of this thread's columns as the sums want it.
-  Pack<Acc, kWidth>* const weight = reinterpret_cast<Pack<Acc, kWidth>*>(shared + kStages * 2 * kResident * kThreads) + thread;
+  auto* const weight = reinterpret_cast<Pack<Acc, kWidth>*>(shared + kStages * 2 * kResident * kThreads) + thread;
 #pragma unroll 4
   for (int j = 0; j < kResident * kWidth; ++j) {
     const int at = min((first + j / kWidth * step) * kWidth + j % kWidth, n - 1);
-    weight[j / kWidth * kThreads].at[j % kWidth] = weight_of<T>(p, at);
+    weight[j / kWidth * kThreads].at[j % kWidth] = weight_of<T, Dy>(p, at);
   }
 
   Pack<Acc, kWidth> dweight[kResident] = {}, dbias[kResident] = {};
@@ -74,11 +73,16 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
     const int next = stage + 1 == kStages ? 0 : stage + 1;
     wait_for_copies<kStages - 2>();
     const bool more = row - ahead + teams < p.rows;
+    Pack<T, kWidth> dh[kResident] = {};
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) {
+      if (p.dh.data && stage >= 0 && row < p.rows && exists(i)) dh[i] = load(packs_of<kWidth, T>(p.dh, row) + first + i * step);
+    }
     Acc sums[2] = {};  // of h^2, of g h
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       if (!more || !exists(i)) continue;
-      const auto h = read(next, 0, i, row + teams), dy = read(next, 1, i, row + teams);
+      const auto h = read(i, row + teams, h_slot(next, i)), dy = read(i, row + teams, dy_slot(next, i));
       const auto factor = weight[i * kThreads];
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -105,34 +109,34 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
         for (int k = 0; k < kResident * kWidth; ++k) {
           const int i = k / kWidth, column = (first + i * step) * kWidth + k % kWidth;
           if (column >= n || row >= p.rows) continue;
-          const Acc h = convert<Acc>(slot(stage, 0, i)->at[k % kWidth]);
+          const Acc h = convert<Acc>(h_slot(stage, i)->at[k % kWidth]);
           sums[0] = scaled ? sums[0] + h * h : Max()(sums[0], abs(h));
-          sums[1] += convert<Acc>(slot(stage, 1, i)->at[k % kWidth]) * weight_of<T>(p, column) * h;
+          sums[1] += convert<Acc>(dy_slot(stage, i)->at[k % kWidth]) * weight_of<T, Dy>(p, column) * h;
         }
         mail.exchange(sums, scaled);
         if (scaled) break;
         scale = rounded_scale<T>(sums[0]);
 #pragma unroll 1
         for (int k = 0; k < kResident * kWidth; ++k) {
-          T* const h = slot(stage, 0, k / kWidth)->at + k % kWidth;
+          T* const h = h_slot(stage, k / kWidth)->at + k % kWidth;
           *h = convert<T>(convert<Acc>(*h) * scale);
         }
       }
     }
-    const Acc rstd = rstd_of(sums[0], constants, scale), slope = -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd;
+    const Acc rstd = rstd_of(sums[0], constants, scale), slope = rstd * (sums[1] * constants.inverse_n);  // of xhat
 
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
       const bool valid = row < p.rows && exists(i);
       const int at = first + i * step;
-      const auto h = read(stage, 0, i, row), dy = read(stage, 1, i, row);
+      const auto h = read(i, row, h_slot(stage, i)), dy = read(i, row, dy_slot(stage, i));
       const auto factor = weight[i * kThreads];
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const Acc scaled = dy.at[j] * rstd;
-        dx.at[j] = slope * h.at[j] + scaled * factor.at[j];
-        dweight[i].at[j] += scaled * h.at[j];
+        const Acc xhat = h.at[j] * rstd;
+        dx.at[j] = rstd * (dy.at[j] * factor.at[j] - slope * xhat);
+        dweight[i].at[j] += dy.at[j] * xhat;
         dbias[i].at[j] += dy.at[j];
       }
       if (scale != 1) {
@@ -141,11 +145,12 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
       }
       if (!valid) continue;
       if (p.dh.data) {
-        const auto dh = convert<Acc>(load(vectors(p.dh, row) + at));
+        const auto more = convert<Acc>(dh[i]);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
+        for (int j = 0; j < kWidth; ++j) dx.at[j] += more.at[j];
       }
-      store(vectors(p.dx, row) + at, convert<T>(dx));
+      store_pack(packs_of<kWidth, T>(p.dx, row) + at, convert<T>(dx));
+      if (!kSame<T, Dy> && p.rounded_dx.data) store_pack(packs_of<kWidth, Dy>(p.rounded_dx, row) + at, convert<Dy>(dx));
     }
     copy_ahead(row + kStages * teams, stage);
     stage = next;
@@ -183,10 +188,12 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
-#define RMS_NORM_BWD(name, T)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_general(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd<T, 2, 3, 512>(p);                                                                      \
+#define RMS_NORM_BWD(name, T, suffix, Dy)                                                                       \
+  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd<T, Dy, 2, 3, 512>(p);                                                                   \
   }
-RMS_NORM_BWD(f32, float)
-RMS_NORM_BWD(f16, __half)
-RMS_NORM_BWD(bf16, __nv_bfloat16)
+RMS_NORM_BWD(f32, float, general, float)
+RMS_NORM_BWD(f16, __half, general, __half)
+RMS_NORM_BWD(bf16, __nv_bfloat16, general, __nv_bfloat16)
+RMS_NORM_BWD(f32, float, general_dy_f16, __half)
+RMS_NORM_BWD(f32, float, general_dy_bf16, __nv_bfloat16)

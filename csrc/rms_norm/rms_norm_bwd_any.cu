@@ -1,6 +1,7 @@
 // The gradient of RMSNorm in two passes over h and dy, and the sums over rows that both ways end with.
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
+#include "device/row.cuh"
 #include "device/row_sums.cuh"
 #include "rms_norm.h"
 #include "side_by_side.cuh"
@@ -30,11 +31,6 @@ __device__ Pack<Accumulator<T>, kWidth> weights_of(const RmsNormBwdParams& p, lo
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) weight.at[j] = weight_of<T>(p, at * kWidth + j);
   return weight;
-}
-
-template <int kWidth, class T>
-__device__ Pack<T, kWidth>* packs_of(const Rows& rows, long long row) {
-  return reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(rows.data) + row * rows.stride);
 }
 
 // Any rows on any GPU, in two kernels, which both read h and dy: for rows too wide for the kernel in one pass, and GPUs without

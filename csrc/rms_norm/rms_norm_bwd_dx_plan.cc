@@ -19,18 +19,27 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   if ((p.common || stays_with_offset(p, hw)) && (phased || packs > 2048)) return {};
   const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
-  const bool fills = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured
-  const bool is_short = !phased && (p.rows * p.n <= 1 << 22 ? packs <= 512 : fills);
-  RmsNormBwdKernel kernel = phased ? kDxPhased : is_short ? kDxShort : kDx;
-  unsigned threads = packs > 256 * most ? widest : 256;
-  if (p.wide_weight) {
-    kernel = phased ? kDxWideWeightPhased : is_short ? kDxWideWeightShort : packs <= 1536 ? kDxWideWeight : kDxWideWeightLong;
-    if (kernel == kDxWideWeight) threads = 384;
-  } else if (!p.weighted && !phased) {
-    kernel = is_short ? kDxNoWeightShort : kDxNoWeight;
+  const bool few = p.rows * p.n <= 1 << 22, room = leaves_room(packs);
+  const bool fills = !room && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured
+  RmsNormBwdKernel kernel;
+  LaunchShape shape;
+  if (!phased && !few && room && packs <= 96) {  // 3 vectors a thread leave the least room, 5 just above a power of two
+    const bool five = p.weighted && !p.wide_weight && ((32 < packs && packs <= 36) || (64 < packs && packs <= 73));
+    kernel = p.wide_weight ? kDxWideWeightThree : !p.weighted ? kDxNoWeightThree : five ? kDxFive : kDxThree;
+    shape = resident_shape(p.rows, packs, five ? 5 : 3, 128);
+  } else if (!phased && (few ? packs <= 512 : fills)) {
+    kernel = p.wide_weight ? kDxWideWeightShort : p.weighted ? kDxShort : kDxNoWeightShort;
+    shape = resident_shape(p.rows, packs, 2, 256);
+  } else {
+    unsigned threads = packs > 256 * most ? widest : 256;
+    if (p.wide_weight) {
+      kernel = phased ? kDxWideWeightPhased : packs <= 1536 ? kDxWideWeight : kDxWideWeightLong;
+      if (kernel == kDxWideWeight) threads = 384;
+    } else {
+      kernel = phased ? kDxPhased : p.weighted ? kDx : kDxNoWeight;
+    }
+    shape = resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, threads);
   }
-  LaunchShape shape = is_short ? resident_shape(p.rows, packs, 2, 256)
-                               : resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, threads);
   shape.overlaps = true;
   if (!has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {};
   return RmsNormBwdPlan{kernel, shape, 0, false, kept_until(p, hw)};

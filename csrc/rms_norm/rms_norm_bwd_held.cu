@@ -135,6 +135,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     }
 
     Acc sums[2], scale = 1, rstd;
+    auto slope_of = [&] { return -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd; };
 #pragma unroll 1
     for (bool scaled = false;; scaled = true) {
       sums[0] = sums[1] = 0;  // of h^2, of g h
@@ -153,12 +154,10 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         break;
       }
       const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-      bool careful = active && !is_ordinary(mean_eps);  // what a warp decides, it must decide as one
-      if (!kWide && step <= 32) careful = __any_sync(0xffffffffu, careful);
-      if (__builtin_expect(!careful, 1)) {
-        rstd = active ? rsqrt_rn(mean_eps) : Acc(0);
-        break;
-      }
+      rstd = active ? rsqrt_rn(mean_eps) : Acc(0);
+      bool careful = active && !(is_ordinary(mean_eps) && is_ordinary_slope(slope_of()));
+      if (!kWide && step <= 32) careful = __any_sync(0xffffffffu, careful);  // what a warp decides, it must decide as one
+      if (__builtin_expect(!careful, 1)) break;
       // As in the forward: a power of two brings h near 1.
       sums[0] = constants.sqrt_eps;
 #pragma unroll
@@ -177,7 +176,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         *reinterpret_cast<Packed*>(&h[i]) = convert<T>(a);
       }
     }
-    const Acc slope = -(rstd * (sums[1] * constants.inverse_n)) * rstd * rstd;
+    const Acc slope = slope_of();
 
     const unsigned zero = static_cast<unsigned>(p.h.outer_stride);  // rows have one stride
     auto wide_again = [&](const uint4& v) { return convert_again<!kPhased>(*reinterpret_cast<const Packed*>(&v), zero); };

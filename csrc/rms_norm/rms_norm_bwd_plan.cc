@@ -194,17 +194,24 @@ Plan plan_at_once(const Problem& p) {
 }
 
 // As `plan_wide`, for any call.
-std::optional<Plan> plan_general(const Problem& p, std::int64_t vectors, unsigned bytes, int device, const Hardware& hw) {
+std::optional<Plan> plan_general(const Problem& p, int device, const Hardware& hw) {
+  const std::int64_t vectors = vectors_of(p);
+  const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
+  const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
+  const bool fits = static_cast<int>(bytes + own_bytes) <= hw.shared_bytes &&
+                    vectors <= kGeneralVectors * kGeneralThreads * std::int64_t{hw.largest_cluster};
+  if (!hw.tuned || size_of(p.dy_dtype) > 4 || p.starts != kAligned || !fits) return {};
+  const RmsNormBwdKernel kernel = p.dy_dtype == p.dtype ? kGeneral : p.dy_dtype == kFloat16 ? kGeneralDyF16 : kGeneralDyBF16;
   LaunchShape shape{0, 4, 1, 1, bytes, true};
   while (vectors > static_cast<std::int64_t>(kGeneralVectors) * kGeneralThreads * shape.cluster) shape.cluster *= 2;
   shape.block_x = std::max(4u, threads_across((vectors + shape.cluster - 1) / shape.cluster, kGeneralVectors));
   if (shape.cluster == 1) shape.block_y = side_by_side(p.rows, shape.block_x, kGeneralThreads, hw);
   const std::int64_t at_once =
-      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(rms_norm_bwd_kernel(p.dtype, kGeneral), device, shape);
+      shape.cluster == 1 ? hw.multiprocessors : clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape);
   if (at_once == 0) return {};
   const std::int64_t teams = std::min(at_once, (p.rows + shape.block_y - 1) / shape.block_y);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
-  return Plan{kGeneral, shape, teams};
+  return Plan{kernel, shape, teams};
 }
 
 // One row that L2 holds, in parts on all multiprocessors.
@@ -302,10 +309,10 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
        {"rms_norm_bwd_held",
         {"_held", "_held_long", "_held_cluster", "_wide", "_held_offset", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
-       {"rms_norm_bwd", {"_general"}},
+       {"rms_norm_bwd", {"_general", "_general_dy_f16", "_general_dy_bf16"}},
        {"rms_norm_bwd_dx",
-        {"_dx_short", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight", "_dx_wide_weight_short", "_dx_wide_weight",
-         "_dx_wide_weight_long", "_dx_wide_weight_phased"}},
+        {"_dx_short", "_dx_three", "_dx_five", "_dx", "_dx_phased", "_dx_no_weight_short", "_dx_no_weight_three", "_dx_no_weight",
+         "_dx_wide_weight_short", "_dx_wide_weight_three", "_dx_wide_weight", "_dx_wide_weight_long", "_dx_wide_weight_phased"}},
        {"rms_norm_bwd_any", {"_rows_any", "_rows_vectors"}},
        {"rms_norm_bwd_phased", {"_rows_phased"}},
        {"rms_norm_parts", {"_sums"}},
@@ -315,8 +322,9 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
   return table.at(dtype, kernel);
 }
 
-RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
+std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
+  if (p.dy_dtype != p.dtype) return p.dtype == kFloat32 && size_of(p.dy_dtype) == 2 ? plan_general(p, device, hw) : std::nullopt;
   const std::int64_t vectors = vectors_of(p), clusters = hw.largest_cluster;
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, device, hw);
   const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
@@ -329,7 +337,7 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
       return plan_parts(p, vectors, hw);
   }
   if (p.dx_alone) {
-    if (const auto found = plan_dx(p, device, hw)) return *found;
+    if (const auto found = plan_dx(p, device, hw)) return found;
   }
   const bool stays = in_one || (stays_with_offset(p, hw) && p.rows < 1 << 30);
   const bool held = stays && vectors <= kHeldVectors * kHeldThreads / 2;
@@ -351,13 +359,8 @@ RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   if (held) return plan_held(p, device, hw);
   std::optional<Plan> found;
   if (stays && vectors <= most_wide) found = plan_wide(p, vectors, device, hw);
-  if (found) return *found;
-  const unsigned bytes = (kGeneralStages * 2 * 16 + width_of(p.dtype) * 4) * kGeneralVectors * kGeneralThreads;
-  const unsigned own_bytes = hw.tuned >= 90 ? 15 << 10 : 4 << 10;
-  const bool fits =
-      static_cast<int>(bytes + own_bytes) <= hw.shared_bytes && vectors <= kGeneralVectors * kGeneralThreads * clusters;
-  if (p.starts == kAligned && fits) found = plan_general(p, vectors, bytes, device, hw);
-  return found ? *found : plan_in_two(p, false, device, hw);
+  if (!found) found = plan_general(p, device, hw);
+  return found ? found : plan_in_two(p, false, device, hw);
 }
 
 // Each thread adds up six rows or so, and blocks have as few columns as that takes.

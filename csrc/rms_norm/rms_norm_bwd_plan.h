@@ -12,9 +12,9 @@ namespace cuops {
 
 // Of the common case, several rows a block (two kernels, by length, and one whose blocks are a cluster that has all rows) or
 // several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at once
-// (rms_norm_bwd_at_once.cu); of all other aligned rows; of h alone (rms_norm_bwd_dx.cu); and those for any rows on any GPU, which
-// work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row, rms_norm_bwd_row.cu, by
-// vectors or elements.
+// (rms_norm_bwd_at_once.cu); of all other aligned rows, also of float32 beside dy of 16 bits (rms_norm_bwd.cu); of h alone
+// (rms_norm_bwd_dx.cu); and those for any rows on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for
+// rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or elements.
 enum RmsNormBwdKernel {
   kRow,
   kRowAny,
@@ -29,12 +29,18 @@ enum RmsNormBwdKernel {
   kAtOnce,
   kAtOncePhased,
   kGeneral,
+  kGeneralDyF16,
+  kGeneralDyBF16,
   kDxShort,
+  kDxThree,
+  kDxFive,
   kDx,
   kDxPhased,
   kDxNoWeightShort,
+  kDxNoWeightThree,
   kDxNoWeight,
   kDxWideWeightShort,
+  kDxWideWeightThree,
   kDxWideWeight,
   kDxWideWeightLong,
   kDxWideWeightPhased,
@@ -60,7 +66,7 @@ enum RowStarts { kAligned, kTogether, kAnywhere };
 
 struct RmsNormBwdProblem {
   std::int64_t rows, n;
-  DType dtype;
+  DType dtype, dy_dtype;  // of h and all else, of dy
   RowStarts starts;
   bool vector_weight;  // starts at a multiple of 16 bytes
   bool common;         // a weight of h's dtype, without offset, and no bias
@@ -80,7 +86,9 @@ struct RmsNormBwdPlan {
   LaunchShape rows_shape{};  // of the kernel before kColumns*
   unsigned parts = 0;        // of a row in that kernel
 };
-RmsNormBwdPlan plan_rms_norm_bwd(const RmsNormBwdProblem& problem, int device);
+
+// Nothing where dy has another dtype than h and no kernel reads both.
+std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& problem, int device);
 
 // Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
 std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);

@@ -56,4 +56,11 @@ __device__ bool is_ordinary(Acc mean_eps) {
   return mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest;
 }
 
+// Whether it may for rstd^3 mean(g h), which leaves the range before dx does, and well before what else dx is made of. A row that
+// is scaled brings it to the size of g.
+__device__ inline bool is_ordinary_slope(float slope) {
+  const float size = abs(slope);
+  return size <= 1e20f && (size >= 1e-36f || size == 0);
+}
+
 }  // namespace cuops

@@ -13,7 +13,8 @@ from .case import Case, compiled, largest_errors
 
 KINDS = ("forward", "residual", "backward")
 FROZEN = "backward with a frozen weight"
-OPTIONS = ("no weight", "float32 weight", "float32 residual", "backward without a weight", FROZEN)
+STREAM = "backward with a float32 residual"
+OPTIONS = ("no weight", "float32 weight", "float32 residual", "backward without a weight", FROZEN, STREAM)
 ROOF = "copy"
 EPS = 1e-6
 CHUNK = 1 << 22  # elements that the float64 reference works on at once
@@ -33,10 +34,11 @@ def facts(case: Case) -> str:
 
 
 def traffic(case: Case) -> int:
-    """The bytes that memory must move: x and y; with the residual and h; or x, dy and dx."""
+    """The bytes that memory must move: x and y; with the residual and h; or x, dy and dx; or h, its gradients, dy and dx."""
     rows, n = case.shape
-    if case.kind == "float32 residual":
-        return 2 * rows * n * (case.dtype.itemsize + _wide(case).itemsize)
+    if "float32 residual" in case.kind:
+        wide = 3 if case.kind == STREAM else 2
+        return rows * n * (2 * case.dtype.itemsize + wide * _wide(case).itemsize)
     return (3 if "backward" in case.kind else 4 if case.kind == "residual" else 2) * rows * n * case.dtype.itemsize
 
 
@@ -45,7 +47,7 @@ def _wide(case: Case) -> torch.dtype:
 
 
 def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
-    """Fresh random arguments, by name; `grad` is that of y."""
+    """Fresh random arguments, by name; `grad` is that of y, `h_grad` that of h."""
     rows, n = case.shape
 
     def draw(*shape: int, dtype: torch.dtype = case.dtype) -> torch.Tensor:
@@ -55,9 +57,11 @@ def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
     if not case.kind.endswith(("no weight", "without a weight")):
         drawn["weight"] = draw(n, dtype=_wide(case) if case.kind == "float32 weight" else case.dtype)
     if case.kind.endswith("residual"):
-        drawn["residual"] = draw(rows, n, dtype=_wide(case) if case.kind == "float32 residual" else case.dtype)
+        drawn["residual"] = draw(rows, n, dtype=_wide(case) if "float32" in case.kind else case.dtype)
     if case.kind.startswith("backward"):
         drawn["grad"] = draw(rows, n)
+        if case.kind == STREAM:
+            drawn["h_grad"] = draw(rows, n, dtype=_wide(case))
     return drawn
 
 
@@ -134,8 +138,8 @@ def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) 
 
 
 def _leaves(case: Case) -> tuple[str, ...]:
-    """Of which arguments gradients are wanted, if they are there."""
-    return ("x",) if case.kind == FROZEN else ("x", "weight")
+    """Of which arguments gradients are wanted, if they are there. That of the residual is that of x, not yet rounded."""
+    return ("x",) if case.kind == FROZEN else ("x", "weight", "residual")
 
 
 def backward(
@@ -143,9 +147,12 @@ def backward(
 ) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Runs the forward; the call that it returns is the backward alone."""
     wanted = _leaves(case)
-    given = {n: arguments[n].detach().requires_grad_(n in wanted) for n in ("x", "weight") if n in arguments}
-    y, leaves = function(**given), [given[name] for name in wanted if name in given]
-    return lambda: torch.autograd.grad(y, leaves, arguments["grad"], retain_graph=True)
+    given = {
+        n: arguments[n].detach().requires_grad_(n in wanted) for n in ("x", "weight", "residual") if n in arguments
+    }
+    computed, leaves = function(**given), [given[name] for name in wanted if name in given]
+    grads = [arguments[name] for name in ("grad", "h_grad") if name in arguments]
+    return lambda: torch.autograd.grad(computed, leaves, grads, retain_graph=True)
 
 
 def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> Callable[[], Any]:
@@ -160,22 +167,35 @@ def references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         wide = {name: (a if name == "weight" else a[part]).double() for name, a in arguments.items()}
-        leaves = [wide[name].requires_grad_() for name in _leaves(case) if name in wide]
-        h = wide["x"]
-        if "residual" in wide:  # kernels round h before they normalise it
-            h = (h + wide["residual"]).to(torch.promote_types(case.dtype, arguments["residual"].dtype)).double()
+        h = _h(wide, arguments)
+        leaves = [
+            h.requires_grad_(),
+            *(wide[n].requires_grad_() for n in ("weight",) if n in wide and n in _leaves(case)),
+        ]
         y = reference.rms_norm_torch(h, None, wide.get("weight"), None, EPS, 0.0, None)[0]
         if "grad" in wide:
-            gradients = torch.autograd.grad(y, leaves, wide["grad"])
-            yield part, dict(zip(("dx", "dweight"), gradients, strict=False))
+            dx, *dweight = torch.autograd.grad(y, leaves, wide["grad"])
+            yield part, dict(zip(("dx", "dweight"), (dx + wide.get("h_grad", 0), *dweight), strict=False))
         else:
             yield part, {"y": y.detach()} | ({"h": h.detach()} if "residual" in wide else {})
 
 
+def _h(wide: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Which rows are normalised: kernels round the sum of x and residual first."""
+    if "residual" not in wide:
+        return wide["x"]
+    return (
+        (wide["x"] + wide["residual"])
+        .to(torch.promote_types(*(arguments[n].dtype for n in ("x", "residual"))))
+        .double()
+    )
+
+
 def _largest_term(arguments: dict[str, torch.Tensor], part: slice) -> float:
     """The largest of dy * weight * rstd, from which dx's other term takes nearly all where rows are short."""
-    x, grad = (arguments[name][part].detach().double() for name in ("x", "grad"))
-    rstd = reference.rms_norm_torch(x, None, None, None, EPS, 0.0, None)[2]
+    wide = {n: arguments[n][part].detach().double() for n in ("x", "residual", "grad") if n in arguments}
+    grad = wide["grad"]
+    rstd = reference.rms_norm_torch(_h(wide, arguments), None, None, None, EPS, 0.0, None)[2]
     weight = arguments["weight"].detach().double() if "weight" in arguments else 1
     return float(((grad * weight).abs().amax(-1) * rstd).amax())
 

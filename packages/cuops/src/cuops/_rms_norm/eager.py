@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from .. import _backend, errors
 from .._transforms import PLAIN, takes_formula
-from .operators import _bwd_cuda, _bwd_plain, summands
+from .operators import _bwd_plain, bwd_cuda_rounded, summands
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
@@ -104,13 +104,16 @@ class _Direct(torch.autograd.Function):
             return *summands(dh, ctx.dtypes, ctx.needs_input_grad), None, None, None, None
         bias_dtype, eps, weight_offset = ctx.constants
         watched = torch.is_grad_enabled() or _is_compiling()
-        backward = torch.ops.cuops.rms_norm_bwd if watched else _bwd_cuda
+        arguments = dy, dh, h, weight, bias_dtype if wants_bias else None, wants_weight, eps, weight_offset
+        rounded = None
         if takes_formula(dy, dh):
-            backward = _bwd_plain
-        sums = bias_dtype if wants_bias else None, wants_weight
-        dx, dweight, dbias = backward(dy, dh, h, weight, *sums, eps, weight_offset)
+            dx, dweight, dbias = _bwd_plain(*arguments)
+        elif watched:
+            dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(*arguments)
+        else:
+            dx, dweight, dbias, rounded = bwd_cuda_rounded(*arguments, ctx.needs_input_grad[0])
         return (
-            *summands(dx, ctx.dtypes, ctx.needs_input_grad),
+            *summands(dx, ctx.dtypes, ctx.needs_input_grad, rounded),
             dweight if wants_weight else None, dbias if wants_bias else None, None, None,
         )  # fmt: skip
 

@@ -29,9 +29,9 @@ def _rows(a: Tensor | None, strides: int = 2) -> Tensor | None:
     return a if a is None or a.is_contiguous() or _backend.library().rows_are_readable(a, strides) else a.contiguous()
 
 
-def _parameter(p: Tensor | None, x: Tensor) -> Tensor | None:
-    """A weight or bias as the library takes it: contiguous, in x's dtype or that of its sums."""
-    return p if p is None else (p if p.dtype == x.dtype else p.to(sums_dtype(x.dtype))).contiguous()
+def _parameter(p: Tensor | None, dtypes: tuple[torch.dtype, ...]) -> Tensor | None:
+    """A weight as the library takes it: contiguous, in one of the dtypes of the rows or that of their sums."""
+    return p if p is None else (p if p.dtype in dtypes else p.to(sums_dtype(dtypes[0]))).contiguous()
 
 
 def _empty_fwd(x, residual, out_dtype):  # type: ignore[no-untyped-def]
@@ -90,24 +90,32 @@ def _empty_bwd(h, weight, bias_dtype, needs_dweight):  # type: ignore[no-untyped
 
 
 def _bwd_cuda(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
+    return bwd_cuda_rounded(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset, False)[:3]
+
+
+def bwd_cuda_rounded(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset, is_wanted):  # type: ignore[no-untyped-def]
+    """dx, dweight and dbias; dx rounded to the dtype of dy if it is wanted and the kernel has it at hand, else None."""
+    others = bias_dtype, needs_dweight, eps, weight_offset
     if h.numel() == 0:
-        return _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset)
+        return *_bwd_plain(dy, dh, h, weight, *others), None
     if dy.dtype != h.dtype and (wide := torch.promote_types(dy.dtype, h.dtype)) != h.dtype:
         # A float32 gradient of a float16 x may be beyond float16's range, and all of it counts in the sums.
         arrays = dy.to(wide), None if dh is None else dh.to(wide), h.to(wide), weight
-        dx, *sums = _bwd_cuda(*arrays, bias_dtype, needs_dweight, eps, weight_offset)
-        return dx.to(h.dtype), *(s if s.numel() else s.to(h.dtype) for s in sums)
+        dx, *sums = _bwd_cuda(*arrays, *others)
+        return dx.to(h.dtype), *(s if s.numel() else s.to(h.dtype) for s in sums), None
     lib = _backend.library()
-    parameter = _parameter(weight, h)
-    arrays = _rows(dy.to(h.dtype), 1), _rows(dh, 1), _rows(h, 1), parameter
-    dx, dweight, dbias = _empty_bwd(h, parameter, bias_dtype, needs_dweight)
+    parameter = _parameter(weight, (h.dtype, dy.dtype))
+    arrays = _rows(dy, 1), _rows(dh, 1), _rows(h, 1), parameter
     with_bias = bias_dtype is not None
-    scratch = h.new_empty(
-        lib.rms_norm_bwd_scratch(*arrays, needs_dweight, with_bias, weight_offset), dtype=sums_dtype(h.dtype)
-    )  # fmt: skip
+    size = lib.rms_norm_bwd_scratch(*arrays, needs_dweight, with_bias, weight_offset)
+    if size < 0:
+        return bwd_cuda_rounded(dy.to(h.dtype), dh, h, weight, *others, False)
+    dx, dweight, dbias = _empty_bwd(h, parameter, bias_dtype, needs_dweight)
+    rounded = torch.empty_like(dx, dtype=dy.dtype) if is_wanted and dy.dtype != h.dtype else None
     sums = dweight if needs_dweight else None, dbias if with_bias else None
-    lib.rms_norm_bwd(dx, *sums, scratch, *arrays, eps, weight_offset)
-    return dx, dweight if parameter is weight or not needs_dweight else dweight.to(weight.dtype), dbias
+    scratch = h.new_empty(size, dtype=sums_dtype(h.dtype))
+    lib.rms_norm_bwd(dx, rounded, *sums, scratch, *arrays, eps, weight_offset)
+    return dx, dweight if parameter is weight or not needs_dweight else dweight.to(weight.dtype), dbias, rounded
 
 
 def _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
@@ -177,11 +185,13 @@ def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     return *summands(dx, ctx.dtypes, ctx.needs_input_grad), dweight, dbias, None, None, None
 
 
-def summands(dh, dtypes, wanted):  # type: ignore[no-untyped-def]
-    """The gradients of x and residual, those that are wanted, from that of their sum."""
+def summands(dh, dtypes, wanted, rounded=None):  # type: ignore[no-untyped-def]
+    """The gradients of x and residual, those that are wanted, from that of their sum, which may be there in x's dtype."""
     if dh is None:
         return None, None
-    return dh.to(dtypes[0]) if wanted[0] else None, dh.to(dtypes[1]) if wanted[1] else None
+    if rounded is None and wanted[0]:
+        rounded = dh.to(dtypes[0])
+    return rounded, dh.to(dtypes[1]) if wanted[1] else None
 
 
 def _save_for_second(ctx, inputs, output):  # type: ignore[no-untyped-def]
