@@ -193,11 +193,11 @@ def _h(wide: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> tor
 
 def _largest_term(arguments: dict[str, torch.Tensor], part: slice) -> float:
     """The largest of dy * weight * rstd, from which dx's other term takes nearly all where rows are short."""
-    wide = {n: arguments[n][part].detach().double() for n in ("x", "residual", "grad") if n in arguments}
-    grad = wide["grad"]
+    wide = {
+        name: a.detach().double() if name == "weight" else a[part].detach().double() for name, a in arguments.items()
+    }
     rstd = reference.rms_norm_torch(_h(wide, arguments), None, None, None, EPS, 0.0, None)[2]
-    weight = arguments["weight"].detach().double() if "weight" in arguments else 1
-    return float(((grad * weight).abs().amax(-1) * rstd).amax())
+    return float(((wide["grad"] * wide.get("weight", 1)).abs().amax(-1) * rstd).amax())
 
 
 def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
