@@ -131,34 +131,33 @@ def test_the_gradient_of_large_numbers_is_finite_where_it_is_a_number(wants_weig
     torch.testing.assert_close(dx.double(), want.expand(rows, n), rtol=1e-4, atol=0.0)
 
 
-@pytest.mark.parametrize(
-    ("size", "dy_size", "factor"),
-    [
-        (1e-8, 1e24, 1.0),
-        (1e-8, 1e31, 1e-5),
-        (1e-3, 1e36, 1e-4),
-        (0.1, 1e38, 1e-4),
-        (1e8, 1e-32, 1e6),
-        (1e8, 1e-28, 1.0),
-    ],
-)
+SIZES = [(1e-8, 1e24, 1.0), (1e8, 1e-32, 1e6), (1e8, 1e-28, 1.0), (1e8, 1e31, 1e-4)]  # of x, dy, weight
+BEYOND_WITHOUT_WEIGHT = [(1e-8, 1e31, 1e-5), (1e-3, 1e36, 1e-4), (0.1, 1e38, 1e-4)]
+
+
 @pytest.mark.parametrize(
     ("rows", "n"),
     [(4, 64), (4, 4096)] + [pytest.param(*shape, marks=gpu) for shape in [(300, 64), (1000, 2048), (2000, 4096)]],
 )
 @pytest.mark.parametrize(
-    "kind", ["no weight", "frozen", "frozen, offset", "trained", "trained, offset", "trained, bias"]
+    ("kind", "size", "dy_size", "factor"),
+    [(kind, *sizes) for kind in ("trained", "trained, offset") for sizes in SIZES]
+    + [
+        (kind, *sizes)
+        for kind in ("no weight", "frozen", "frozen, offset", "bias")
+        for sizes in SIZES + BEYOND_WITHOUT_WEIGHT
+    ],
 )
 def test_the_gradient_of_x_leaves_the_range_only_where_it_is_beyond(kind, rows, n, size, dy_size, factor, device):
     x, dy = (make((rows, n), torch.float64, seed=seed).sign() for seed in (1, 2))
     x, dy = (x * size).float().to(device).requires_grad_(), (dy * dy_size).float().to(device)
     weight, offset = torch.full((n,), factor, device=device), 0.0
-    bias = torch.zeros_like(weight) if "bias" in kind else None
+    bias = torch.zeros_like(weight).requires_grad_() if kind == "bias" else None
     if "offset" in kind:
         weight, offset = torch.zeros_like(weight), factor
     elif kind == "no weight":
         dy, weight, factor = dy * factor, None, 1.0
-    leaves = [x, *([weight.requires_grad_()] if "trained" in kind else [])]
+    leaves = [x, *([weight.requires_grad_()] if "trained" in kind else []), *([bias] if kind == "bias" else [])]
     y = cuops.rms_norm(x, weight, bias, eps=0.0, weight_offset=offset)
     dx = torch.autograd.grad(y, leaves, dy)[0]
     h, g = x.detach().double(), dy.double() * factor

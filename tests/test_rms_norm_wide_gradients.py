@@ -84,7 +84,7 @@ def test_rows_that_start_between_vectors_agree_with_the_formula(kind, rows, n, d
 @pytest.mark.parametrize(
     ("rows", "n"), [(9000, 40), (4300, 512), (3000, 1024), (2000, 4096), (1000, 16384), (300, 65536)]
 )
-@pytest.mark.parametrize("kind", ["residual", "offset"])
+@pytest.mark.parametrize("kind", ["residual", "offset", "wide weight"])
 def test_many_rows_agree_with_the_formula(kind, rows, n, dtype):
     check_agreement(kind, rows, n, dtype)
 
@@ -114,7 +114,7 @@ def test_rows_that_are_read_all_at_once_agree_with_the_formula(kind, rows, n, dt
 @pytest.mark.parametrize(
     ("rows", "n"), [(3, 8), (20, 72), (65, 257), (100, 136), (130, 9), (16, 1023), (33, 1024), (200, 66), (1024, 32)]
 )
-@pytest.mark.parametrize("kind", ["plain", "residual", "apart"])
+@pytest.mark.parametrize("kind", ["plain", "residual", "apart", "wide weight"])
 def test_rows_that_one_block_or_cluster_has_agree_with_the_formula(kind, rows, n, dtype):
     check_agreement(kind, rows, n, dtype)
 

@@ -42,12 +42,11 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   }
   problem.vector_weight = !weight.has_value() || aligned16(data_of(*weight));
   problem.starts = aligned ? kAligned : together ? kTogether : kAnywhere;
-  const bool plain = weight.has_value() && dtype_of(*weight, "weight") == problem.dtype && !dbias && problem.dtype != kFloat64 &&
-                     problem.dy_dtype == problem.dtype;
-  problem.common = plain && weight_offset == 0;
-  problem.offset = plain && weight_offset != 0;
   problem.weighted = weight.has_value();
   problem.wide_weight = problem.weighted && size_of(dtype_of(*weight, "weight")) > size_of(problem.dtype);
+  const bool plain = problem.weighted && !dbias && problem.dtype != kFloat64 && problem.dy_dtype == problem.dtype;
+  problem.common = plain && !problem.wide_weight && weight_offset == 0;
+  problem.similar = plain && !problem.common;
   problem.dx_alone = !dweight && !dbias;
   return problem;
 }
@@ -133,7 +132,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweig
     if (!tensor.has_value()) continue;
     expect_vector(*tensor, wanted[k].second, h);
     sums_of[k] = {data_of(*tensor), dtype_of(*tensor, wanted[k].second), data_of(*tensor)};
-    if ((problem.common || problem.offset) && sums_of[k].dtype != dtype)
+    if ((problem.common || problem.similar) && !problem.wide_weight && sums_of[k].dtype != dtype)
       raise("TypeError", "dweight: expected the dtype of the weight");
     if (plan.finds_results && !aligned16(sums_of[k].result)) raise("ValueError", "dweight: expected a multiple of 16 bytes");
     if (!plan.finds_results) sums_of[k].partial = std::exchange(free, free + bytes);

@@ -99,7 +99,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 
     Acc scale = 1;
     const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-    if (mail.any(!is_ordinary(mean_eps) && row < p.rows)) {
+    if (mail.any(!is_ordinary(mean_eps, sums[1]) && row < p.rows)) {
       // As in the forward: a power of two brings h near 1, here where it waits in shared memory.
 #pragma unroll 1
       for (bool scaled = false;; scaled = true) {

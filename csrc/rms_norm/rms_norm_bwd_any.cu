@@ -81,7 +81,7 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
     if (pass == 2) break;
     if (pass == 1) {
       scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
-    } else if (!team.any(!is_ordinary(mean_plus_eps(sums[0], constants, constants.eps)))) {
+    } else if (!team.any(!is_ordinary(mean_plus_eps(sums[0], constants, constants.eps), sums[1]))) {
       break;
     }
   }

@@ -149,7 +149,8 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     sum.x = reduce_lanes(sum.x, kOfRow, Sum());
     found[1] = rstd_of(sum.x, constants, 1.0f);
     found[2] = reduce_lanes(sum.y, kOfRow, Sum()) * constants.inverse_n;
-    const bool rare = first_row + lane / kOfRow * step < p.rows && !is_ordinary(mean_plus_eps(sum.x, constants, constants.eps));
+    const bool rare =
+        first_row + lane / kOfRow * step < p.rows && !is_ordinary(mean_plus_eps(sum.x, constants, constants.eps), found[2]);
     if (__builtin_expect(__any_sync(0xffffffffu, rare), 0)) {
 #pragma unroll 1
       for (int k = 0; k < kRows; ++k) {

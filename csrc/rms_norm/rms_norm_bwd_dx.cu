@@ -136,7 +136,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   }
   team.reduce(sums, Sum());
   const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-  if (__builtin_expect(team.any(!is_ordinary(mean_eps)), 0))
+  if (__builtin_expect(team.any(!is_ordinary(mean_eps, sums[1])), 0))
     return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
   if (row != wanted) return;
 

@@ -16,7 +16,7 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   const bool phased = p.starts != kAligned;
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   // Blocks that stay read a weight once, which pays for long rows.
-  if ((p.common || stays_with_offset(p, hw)) && (phased || packs > 2048)) return {};
+  if (is_like_common(p) && (phased || packs > (p.wide_weight ? 4096 : 2048))) return {};
   const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
   const bool few = p.rows * p.n <= 1 << 22, room = leaves_room(packs);

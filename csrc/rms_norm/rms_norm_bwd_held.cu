@@ -1,5 +1,6 @@
-// The gradient of RMSNorm in the common case, and with an offset: a weight of h's dtype, no bias, rows that start together and that
-// the registers of a block or of a cluster hold.
+// The gradient of RMSNorm in the common case, and with an offset or a weight of float32 beside 16 bits: no bias, rows that start
+// together and that the registers of a block or of a cluster hold.
+#include "beside.cuh"
 #include "convert_again.cuh"
 #include "device/overlap.cuh"
 #include "device/reduce.cuh"
@@ -15,10 +16,11 @@ CUOPS_ONLY_FOR(80, 90)
 
 namespace cuops {
 
-// Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
+// Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, as many apart as a
+// block has threads of the row, at most kAcross.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
-template <class T, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false, bool kOffset = false>
+template <class T, int kAcross, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false>
 __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
@@ -51,19 +53,12 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 #pragma unroll
   for (int i = 0; i < kResident; ++i) shares = shares || (kPhased && exists(i) && windows.is_shared(first + i * step));
 
-  // Where registers are scarce, the weight waits in shared memory: without that, a vector on its way went to the stack, which
-  // waited.
-  constexpr int kMostThreads = 512;
-  constexpr bool kSharedWeight = kWide && !kPhased;
-  __shared__ uint4 shared_weight[kSharedWeight ? kResident * kMostThreads : 1];
-  uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kSharedWeight ? 1 : kResident];
-  auto weight_of = [&](int i) -> uint4& {
-    if constexpr (kSharedWeight) {
-      return shared_weight[i * kMostThreads + threadIdx.x];
-    } else {
-      return weight[i];
-    }
-  };
+  // The weight of the block's columns waits in shared memory as the sums want it, which saves registers and conversions. Where rows
+  // start anywhere, each has its own part of it.
+  constexpr int kFours = kWidth / 4;
+  auto* const factors = reinterpret_cast<Pack<Acc, 4>*>(shared);
+  auto factor_at = [&](int i, int four) -> Pack<Acc, 4>& { return factors[(four * kResident + i) * kAcross + threadIdx.x]; };
+  uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kPhased ? kResident : 1];
   const uint4 *h_at = windows.of(p.h, begin) + first, *dy_at = windows.of(p.dy, begin) + first;
   uint4* dx_at = windows.of(p.dx, begin) + first;
   auto next_row = [&](auto*& at, const Rows& array) {
@@ -92,25 +87,37 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   };
   const int ahead = !kWide && step < 32 ? threadIdx.y % (32 / step) : 0;  // of the first row of this warp
   wait_for_previous(rows <= teams);
-  fetch(begin);
-#pragma unroll
-  for (int i = 0; i < kResident; ++i) {
-    if constexpr (kPhased) {
-      weight_of(i) = exists(i) ? windows.gathered(static_cast<const T*>(p.weight), first + i * step) : uint4{};
-    } else {
-      weight_of(i) = __ldg(static_cast<const uint4*>(p.weight) + min(first + i * step, windows.count - 1));
-    }
+  const Beside<T> beside{p.weight, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
+  typename Beside<T>::Raw raw[kPhased ? 1 : kResident];
+  if constexpr (!kPhased) {
+    const Division<T, kWidth, false, int> division(nullptr, p.n);
+    if (threadIdx.y == 0) beside.fetch(raw, division, [&](int i) { return min(first + i * step, windows.count - 1); });
   }
-
-#if __CUDACC_VER_MAJOR__ < 12
-  const Acc offset = constants.weight_offset;  // its compiler fails where the loop reads it
-#else
-  const Acc& offset = constants.weight_offset;  // which takes no register
-#endif
-  auto with_offset = [&](Pack<Acc, kWidth> v) {
+  fetch(begin);
+  if constexpr (kPhased) {
 #pragma unroll
-    for (int j = 0; kOffset && j < kWidth; ++j) v.at[j] += offset;
-    return v;
+    for (int i = 0; i < kResident; ++i)
+      weight[i] = exists(i) ? windows.gathered(static_cast<const T*>(p.weight), first + i * step) : uint4{};
+  } else {
+#pragma unroll
+    for (int i = 0; threadIdx.y == 0 && i < kResident; ++i) {
+      auto factor = beside.unpack(raw[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) factor.at[j] += constants.weight_offset;
+#pragma unroll
+      for (int four = 0; four < kFours; ++four) factor_at(i, four) = reinterpret_cast<const Pack<Acc, 4>*>(&factor)[four];
+    }
+    __syncthreads();
+  }
+  auto factor_of = [&](int i, auto&& wide) {
+    Pack<Acc, kWidth> factor;
+    if constexpr (kPhased) {
+      factor = wide(weight[i]);
+    } else {
+#pragma unroll
+      for (int four = 0; four < kFours; ++four) reinterpret_cast<Pack<Acc, 4>*>(&factor)[four] = factor_at(i, four);
+    }
+    return factor;
   };
   Pack<Acc, kWidth> dweight[kResident] = {};
 #pragma unroll 1
@@ -141,7 +148,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       sums[0] = sums[1] = 0;  // of h^2, of g h
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        const auto a = wide(h[i]), grad = wide(dy[i]), factor = with_offset(wide(weight_of(i)));
+        const auto a = wide(h[i]), grad = wide(dy[i]), factor = factor_of(i, wide);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           sums[0] += a.at[j] * a.at[j];
@@ -155,7 +162,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       }
       const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
       rstd = active ? rsqrt_rn(mean_eps) : Acc(0);
-      bool careful = active && !(is_ordinary(mean_eps) && is_ordinary_slope(slope_of()));
+      bool careful = active && !(is_ordinary(mean_eps, sums[1]) && (sums[1] == 0 || is_ordinary_slope(slope_of())));
       if (!kWide && step <= 32) careful = __any_sync(0xffffffffu, careful);  // what a warp decides, it must decide as one
       if (__builtin_expect(!careful, 1)) break;
       // As in the forward: a power of two brings h near 1.
@@ -182,7 +189,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     auto wide_again = [&](const uint4& v) { return convert_again<!kPhased>(*reinterpret_cast<const Packed*>(&v), zero); };
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      const auto a = wide_again(h[i]), grad = wide_again(dy[i]), factor = with_offset(wide_again(weight_of(i)));
+      const auto a = wide_again(h[i]), grad = wide_again(dy[i]), factor = factor_of(i, wide_again);
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -225,36 +232,36 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   launch_dependents();
   if (!p.dweight) return;
   const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), static_cast<int>(p.n), p.finds_results};
-  leave_sums<kWide>(dweight, windows, first, step, reinterpret_cast<Acc*>(shared), side_by_side, target);
+  leave_sums<kWide>(dweight, windows, first, step, reinterpret_cast<Acc*>(factors + (kPhased ? 0 : kFours * kResident * kAcross)),
+                    side_by_side, target);
 }
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster, offset.
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and of a row; vectors a thread; wide, phased, cluster.
 #define RMS_NORM_BWD(name, T, suffix, kThreads, ...)                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_held<T, __VA_ARGS__>(p);                                                                        \
   }
-#define RMS_NORM_BWD_OF(name, T)      \
-  RMS_NORM_BWD(name, T, held, 640, 2) \
-  RMS_NORM_BWD(name, T, wide, 512, 4, true, false, false, true)
+#define RMS_NORM_BWD_OF(name, T)           \
+  RMS_NORM_BWD(name, T, held, 640, 320, 2) \
+  RMS_NORM_BWD(name, T, wide, 512, 512, 4, true)
 RMS_NORM_BWD_OF(f32, float)
 RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_BWD(f16, __half, held_long, 384, 4, false, false, false, true)
-RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4, false, false, false, true)
+RMS_NORM_BWD(f16, __half, held_long, 384, 128, 4)
+RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 128, 4)
 #if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
-#define RMS_NORM_BWD_TUNED(name, T)                                     \
-  RMS_NORM_BWD(name, T, held_offset, 640, 2, false, false, false, true) \
-  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, true)               \
-  RMS_NORM_BWD(name, T, wide_phased, 384, 4, true, true)
+#define RMS_NORM_BWD_TUNED(name, T)                            \
+  RMS_NORM_BWD(name, T, held_phased, 640, 320, 2, false, true) \
+  RMS_NORM_BWD(name, T, wide_phased, 384, 384, 4, true, true)
 RMS_NORM_BWD_TUNED(f32, float)
 RMS_NORM_BWD_TUNED(f16, __half)
 RMS_NORM_BWD_TUNED(bf16, __nv_bfloat16)
 #if CUOPS_CLUSTERS
-#define RMS_NORM_BWD_CLUSTER(name, T)                             \
-  RMS_NORM_BWD(name, T, held_cluster, 640, 2, false, false, true) \
-  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 2, false, true, true)
+#define RMS_NORM_BWD_CLUSTER(name, T)                                  \
+  RMS_NORM_BWD(name, T, held_cluster, 640, 320, 2, false, false, true) \
+  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 320, 2, false, true, true)
 RMS_NORM_BWD_CLUSTER(f32, float)
 RMS_NORM_BWD_CLUSTER(f16, __half)
 RMS_NORM_BWD_CLUSTER(bf16, __nv_bfloat16)

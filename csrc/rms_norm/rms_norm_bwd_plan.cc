@@ -16,7 +16,8 @@ using Plan = RmsNormBwdPlan;
 constexpr std::int64_t kRowThreads = 256, kMostRowThreads = 512, kMostRowBlocks = 8;
 constexpr std::int64_t kShort = 64;                                   // elements of a row that are faster one by one
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
-constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
+constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldAcross = 320;
+constexpr unsigned kHeldLongVectors = 4, kHeldLongThreads = 384, kHeldLongAcross = 128;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
@@ -98,9 +99,10 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const unsigned in_warp = std::max(32 / row.across, 1u), fours = static_cast<unsigned>((p.n + 3) / 4);
   LaunchShape shape{0, row.across, 1, 1, 0, true};
   auto shared_bytes = [&] {
-    const unsigned sums = phased ? shape.block_y : shape.block_y / in_warp;
+    const unsigned vectors = row.is_long ? kHeldLongVectors * kHeldLongAcross : kHeldVectors * kHeldAcross;
+    const unsigned factors = phased ? 0 : vectors * width_of(p.dtype) * 4, sums = phased ? shape.block_y : shape.block_y / in_warp;
     const unsigned sent = shape.cluster > 1 ? (fours + shape.cluster - 1) / shape.cluster * shape.cluster : 0;
-    return sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0;
+    return factors + (sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0);
   };
   if (const unsigned all = row.blocks_for_all(p, hw)) {
     shape.blocks = shape.cluster = all;
@@ -119,8 +121,8 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  const RmsNormBwdKernel kernel = phased ? kHeldPhased : row.is_long ? kHeldLong : p.common ? kHeld : kHeldOffset;
-  return {kernel, shape, blocks, blocks == 1, kept_until(p, hw)};
+  const RmsNormBwdKernel kernel = phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld;
+  return {kernel, shape, blocks, blocks == 1 && !p.wide_weight, kept_until(p, hw)};
 }
 
 // A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
@@ -137,6 +139,7 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
     shape.cluster *= 2;
   }
   shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
+  shape.shared_bytes = phased ? 0 : kWideVectors * kWideThreads * width_of(p.dtype) * 4;
   const RmsNormBwdKernel kernel = phased ? kWidePhased : kWide;
   const std::int64_t at_once = shape.cluster > 1
                                    ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
@@ -144,7 +147,7 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
   if (at_once == 0) return {};
   const std::int64_t teams = teams_of(p, std::min(at_once, p.rows), 1);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
-  return Plan{kernel, shape, teams, teams == 1, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
+  return Plan{kernel, shape, teams, teams == 1 && !p.wide_weight, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
 }
 
 // Whether the rows are better on their way all at once: limits as measured with 132 multiprocessors, of vectors of 16 bytes.
@@ -307,7 +310,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
       "rms_norm_bwd_",
       {{"rms_norm_bwd_row", {"_row", "_row_any"}},
        {"rms_norm_bwd_held",
-        {"_held", "_held_long", "_held_cluster", "_wide", "_held_offset", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
+        {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
        {"rms_norm_bwd", {"_general", "_general_dy_f16", "_general_dy_bf16"}},
        {"rms_norm_bwd_dx",
@@ -339,7 +342,7 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int 
   if (p.dx_alone) {
     if (const auto found = plan_dx(p, device, hw)) return found;
   }
-  const bool stays = in_one || (stays_with_offset(p, hw) && p.rows < 1 << 30);
+  const bool stays = in_one || (p.starts == kAligned && is_like_common(p) && p.rows < 1 << 30);
   const bool held = stays && vectors <= kHeldVectors * kHeldThreads / 2;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) {
     const Plan found = plan_at_once(p);

@@ -10,8 +10,8 @@
 
 namespace cuops {
 
-// Of the common case, several rows a block (two kernels, by length, and one whose blocks are a cluster that has all rows) or
-// several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at once
+// Of the common case and the like, several rows a block (two kernels, by length, and one whose blocks are a cluster that has all
+// rows) or several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at once
 // (rms_norm_bwd_at_once.cu); of all other aligned rows, also of float32 beside dy of 16 bits (rms_norm_bwd.cu); of h alone
 // (rms_norm_bwd_dx.cu); and those for any rows on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for
 // rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or elements.
@@ -22,7 +22,6 @@ enum RmsNormBwdKernel {
   kHeldLong,
   kHeldCluster,
   kWide,
-  kHeldOffset,
   kHeldPhased,
   kHeldClusterPhased,
   kWidePhased,
@@ -70,7 +69,7 @@ struct RmsNormBwdProblem {
   RowStarts starts;
   bool vector_weight;  // starts at a multiple of 16 bytes
   bool common;         // a weight of h's dtype, without offset, and no bias
-  bool offset;         // or common but for an offset
+  bool similar;        // or common but for an offset, or a weight of the dtype of the sums
   bool weighted;       // there is a weight
   bool wide_weight;    // of the dtype of the sums, which is another than h's
   bool dx_alone;       // nobody wants the sums over rows
@@ -93,10 +92,8 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& problem
 // Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
 std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);
 
-// Whether blocks that stay add an offset to the weight, as they do without one.
-inline bool stays_with_offset(const RmsNormBwdProblem& p, const Hardware& hw) {
-  return p.offset && p.starts == kAligned && hw.tuned == 90;
-}
+// Whether the kernels of the common case take such rows.
+inline bool is_like_common(const RmsNormBwdProblem& p) { return p.common || (p.similar && p.starts == kAligned); }
 
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 inline long long kept_until(const RmsNormBwdProblem& p, const Hardware& hw) {

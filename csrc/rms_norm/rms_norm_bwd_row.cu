@@ -70,7 +70,7 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
       scale = isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
       continue;
     }
-    if (is_ordinary(mean_plus_eps(sums[0], constants, constants.eps))) break;
+    if (is_ordinary(mean_plus_eps(sums[0], constants, constants.eps), sums[1])) break;
   }
   if (elements <= 0) return;
   const float found[] = {scale, rstd_of(sums[0], constants, scale), sums[1] * constants.inverse_n};

@@ -49,18 +49,14 @@ struct Range<double> {
   static constexpr double kSmallest = 1e-280, kLargest = 1e308;
 };
 
-// Whether a gradient may do without scaling: squares and the cube of rstd are within the range, and the sums of g h where g is not
-// near its end.
+// Whether a gradient may do without scaling: squares, the cube of rstd and the sum of g h are within the range.
 template <class Acc>
-__device__ bool is_ordinary(Acc mean_eps) {
-  return mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest;
+__device__ bool is_ordinary(Acc mean_eps, Acc sum) {
+  return mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest && abs(sum) <= Range<Acc>::kLargest;
 }
 
-// Whether it may for rstd^3 mean(g h), which leaves the range before dx does, and well before what else dx is made of. A row that
-// is scaled brings it to the size of g.
-__device__ inline bool is_ordinary_slope(float slope) {
-  const float size = abs(slope);
-  return size <= 1e20f && (size >= 1e-36f || size == 0);
-}
+// Whether it may for rstd^3 mean(g h), other than 0, which leaves the range before dx does. A row that is scaled brings it to the
+// size of g.
+__device__ inline bool is_ordinary_slope(float slope) { return abs(slope) <= Range<float>::kLargest && abs(slope) >= 1e-36f; }
 
 }  // namespace cuops

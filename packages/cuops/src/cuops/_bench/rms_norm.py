@@ -14,7 +14,10 @@ from .case import Case, compiled, largest_errors
 KINDS = ("forward", "residual", "backward")
 FROZEN = "backward with a frozen weight"
 STREAM = "backward with a float32 residual"
-OPTIONS = ("no weight", "float32 weight", "float32 residual", "backward without a weight", FROZEN, STREAM)
+OPTIONS = (
+    "no weight", "float32 weight", "float32 residual",
+    "backward without a weight", "backward with a float32 weight", FROZEN, STREAM,
+)  # fmt: skip
 ROOF = "copy"
 EPS = 1e-6
 CHUNK = 1 << 22  # elements that the float64 reference works on at once
@@ -55,7 +58,7 @@ def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
 
     drawn = {"x": draw(rows, n)}
     if not case.kind.endswith(("no weight", "without a weight")):
-        drawn["weight"] = draw(n, dtype=_wide(case) if case.kind == "float32 weight" else case.dtype)
+        drawn["weight"] = draw(n, dtype=_wide(case) if case.kind.endswith("float32 weight") else case.dtype)
     if case.kind.endswith("residual"):
         drawn["residual"] = draw(rows, n, dtype=_wide(case) if "float32" in case.kind else case.dtype)
     if case.kind.startswith("backward"):
