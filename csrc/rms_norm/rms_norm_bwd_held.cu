@@ -16,11 +16,10 @@ CUOPS_ONLY_FOR(80, 90)
 
 namespace cuops {
 
-// Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, as many apart as a
-// block has threads of the row, at most kAcross.
+// Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
-template <class T, int kAcross, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false>
+template <class T, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false>
 __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
@@ -54,10 +53,10 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   for (int i = 0; i < kResident; ++i) shares = shares || (kPhased && exists(i) && windows.is_shared(first + i * step));
 
   // The weight of the block's columns waits in shared memory as the sums want it, which saves registers and conversions. Where rows
-  // start anywhere, each has its own part of it.
-  constexpr int kFours = kWidth / 4;
-  auto* const factors = reinterpret_cast<Pack<Acc, 4>*>(shared);
-  auto factor_at = [&](int i, int four) -> Pack<Acc, 4>& { return factors[(four * kResident + i) * kAcross + threadIdx.x]; };
+  // start anywhere, each has its own part of it. What threads have is an odd number of fours apart, in different banks.
+  constexpr int kFours = kWidth / 4, kApart = kPhased ? 0 : kResident * kFours + 1;
+  auto* const factors = reinterpret_cast<Pack<Acc, 4>*>(shared) + threadIdx.x * kApart;
+  auto* const sums_of_columns = reinterpret_cast<Acc*>(reinterpret_cast<Pack<Acc, 4>*>(shared) + blockDim.x * kApart);
   uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kPhased ? kResident : 1];
   const uint4 *h_at = windows.of(p.h, begin) + first, *dy_at = windows.of(p.dy, begin) + first;
   uint4* dx_at = windows.of(p.dx, begin) + first;
@@ -85,27 +84,26 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       }
     }
   };
-  const int ahead = !kWide && step < 32 ? threadIdx.y % (32 / step) : 0;  // of the first row of this warp
   wait_for_previous(rows <= teams);
-  const Beside<T> beside{p.weight, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
-  typename Beside<T>::Raw raw[kPhased ? 1 : kResident];
-  if constexpr (!kPhased) {
-    const Division<T, kWidth, false, int> division(nullptr, p.n);
-    if (threadIdx.y == 0) beside.fetch(raw, division, [&](int i) { return min(first + i * step, windows.count - 1); });
-  }
   fetch(begin);
   if constexpr (kPhased) {
 #pragma unroll
     for (int i = 0; i < kResident; ++i)
       weight[i] = exists(i) ? windows.gathered(static_cast<const T*>(p.weight), first + i * step) : uint4{};
   } else {
+    if (threadIdx.y == 0) {
+      const Beside<T> beside{p.weight, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
+      typename Beside<T>::Raw raw[kResident];
+      beside.fetch(raw, Division<T, kWidth, false, int>(nullptr, p.n),
+                   [&](int i) { return min(first + i * step, windows.count - 1); });
 #pragma unroll
-    for (int i = 0; threadIdx.y == 0 && i < kResident; ++i) {
-      auto factor = beside.unpack(raw[i]);
+      for (int i = 0; i < kResident; ++i) {
+        auto factor = beside.unpack(raw[i]);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) factor.at[j] += constants.weight_offset;
+        for (int j = 0; j < kWidth; ++j) factor.at[j] += constants.weight_offset;
 #pragma unroll
-      for (int four = 0; four < kFours; ++four) factor_at(i, four) = reinterpret_cast<const Pack<Acc, 4>*>(&factor)[four];
+        for (int k = 0; k < kFours; ++k) factors[i * kFours + k] = reinterpret_cast<const Pack<Acc, 4>*>(&factor)[k];
+      }
     }
     __syncthreads();
   }
@@ -115,11 +113,12 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       factor = wide(weight[i]);
     } else {
 #pragma unroll
-      for (int four = 0; four < kFours; ++four) reinterpret_cast<Pack<Acc, 4>*>(&factor)[four] = factor_at(i, four);
+      for (int k = 0; k < kFours; ++k) reinterpret_cast<Pack<Acc, 4>*>(&factor)[k] = factors[i * kFours + k];
     }
     return factor;
   };
   Pack<Acc, kWidth> dweight[kResident] = {};
+  const int ahead = kWide ? 0 : threadIdx.y;  // of the block's first row: all go on as long as one has a row
 #pragma unroll 1
   for (int row = begin; row - ahead < rows; row += teams) {
     const bool active = row < rows;
@@ -232,36 +231,35 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   launch_dependents();
   if (!p.dweight) return;
   const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), static_cast<int>(p.n), p.finds_results};
-  leave_sums<kWide>(dweight, windows, first, step, reinterpret_cast<Acc*>(factors + (kPhased ? 0 : kFours * kResident * kAcross)),
-                    side_by_side, target);
+  leave_sums<kWide>(dweight, windows, first, step, sums_of_columns, side_by_side, target);
 }
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block, and of a row; vectors a thread; wide, phased, cluster.
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster.
 #define RMS_NORM_BWD(name, T, suffix, kThreads, ...)                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_held<T, __VA_ARGS__>(p);                                                                        \
   }
-#define RMS_NORM_BWD_OF(name, T)           \
-  RMS_NORM_BWD(name, T, held, 640, 320, 2) \
-  RMS_NORM_BWD(name, T, wide, 512, 512, 4, true)
+#define RMS_NORM_BWD_OF(name, T)      \
+  RMS_NORM_BWD(name, T, held, 640, 2) \
+  RMS_NORM_BWD(name, T, wide, 512, 4, true)
 RMS_NORM_BWD_OF(f32, float)
 RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_BWD(f16, __half, held_long, 384, 128, 4)
-RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 128, 4)
+RMS_NORM_BWD(f16, __half, held_long, 384, 4)
+RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4)
 #if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
-#define RMS_NORM_BWD_TUNED(name, T)                            \
-  RMS_NORM_BWD(name, T, held_phased, 640, 320, 2, false, true) \
-  RMS_NORM_BWD(name, T, wide_phased, 384, 384, 4, true, true)
+#define RMS_NORM_BWD_TUNED(name, T)                       \
+  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, true) \
+  RMS_NORM_BWD(name, T, wide_phased, 384, 4, true, true)
 RMS_NORM_BWD_TUNED(f32, float)
 RMS_NORM_BWD_TUNED(f16, __half)
 RMS_NORM_BWD_TUNED(bf16, __nv_bfloat16)
 #if CUOPS_CLUSTERS
-#define RMS_NORM_BWD_CLUSTER(name, T)                                  \
-  RMS_NORM_BWD(name, T, held_cluster, 640, 320, 2, false, false, true) \
-  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 320, 2, false, true, true)
+#define RMS_NORM_BWD_CLUSTER(name, T)                             \
+  RMS_NORM_BWD(name, T, held_cluster, 640, 2, false, false, true) \
+  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 2, false, true, true)
 RMS_NORM_BWD_CLUSTER(f32, float)
 RMS_NORM_BWD_CLUSTER(f16, __half)
 RMS_NORM_BWD_CLUSTER(bf16, __nv_bfloat16)

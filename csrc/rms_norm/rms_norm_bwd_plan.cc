@@ -16,8 +16,7 @@ using Plan = RmsNormBwdPlan;
 constexpr std::int64_t kRowThreads = 256, kMostRowThreads = 512, kMostRowBlocks = 8;
 constexpr std::int64_t kShort = 64;                                   // elements of a row that are faster one by one
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
-constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldAcross = 320;
-constexpr unsigned kHeldLongVectors = 4, kHeldLongThreads = 384, kHeldLongAcross = 128;
+constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
@@ -83,6 +82,11 @@ struct HeldRow {
   }
 };
 
+// Of shared memory for the weight, in threads that have `each` vectors of a row.
+unsigned factor_bytes(const Problem& p, unsigned threads, unsigned each) {
+  return p.starts == kAligned ? threads * (each * width_of(p.dtype) / 4 + 1) * 16 : 0;
+}
+
 // One row, in a block or a cluster.
 Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs, bool halves) {
   LaunchShape shape{0, 0, 1, 1, 0, true};
@@ -99,8 +103,8 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const unsigned in_warp = std::max(32 / row.across, 1u), fours = static_cast<unsigned>((p.n + 3) / 4);
   LaunchShape shape{0, row.across, 1, 1, 0, true};
   auto shared_bytes = [&] {
-    const unsigned vectors = row.is_long ? kHeldLongVectors * kHeldLongAcross : kHeldVectors * kHeldAcross;
-    const unsigned factors = phased ? 0 : vectors * width_of(p.dtype) * 4, sums = phased ? shape.block_y : shape.block_y / in_warp;
+    const unsigned factors = factor_bytes(p, row.across, row.is_long ? kHeldLongVectors : kHeldVectors),
+                   sums = phased ? shape.block_y : shape.block_y / in_warp;
     const unsigned sent = shape.cluster > 1 ? (fours + shape.cluster - 1) / shape.cluster * shape.cluster : 0;
     return factors + (sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0);
   };
@@ -139,7 +143,7 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
     shape.cluster *= 2;
   }
   shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
-  shape.shared_bytes = phased ? 0 : kWideVectors * kWideThreads * width_of(p.dtype) * 4;
+  shape.shared_bytes = factor_bytes(p, shape.block_x, kWideVectors);
   const RmsNormBwdKernel kernel = phased ? kWidePhased : kWide;
   const std::int64_t at_once = shape.cluster > 1
                                    ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
