@@ -37,7 +37,7 @@ def facts(case: Case) -> str:
 
 
 def traffic(case: Case) -> int:
-    """The bytes that memory must move: x and y; with the residual and h; or x, dy and dx; or h, its gradients, dy and dx."""
+    """The bytes that memory must move: x and y, residual and h if there is one; or h and its gradient, dy, all dx."""
     rows, n = case.shape
     if "float32 residual" in case.kind:
         wide = 3 if case.kind == STREAM else 2
@@ -141,7 +141,7 @@ def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) 
 
 
 def _leaves(case: Case) -> tuple[str, ...]:
-    """Of which arguments gradients are wanted, if they are there. That of the residual is that of x, not yet rounded."""
+    """Of which arguments gradients are wanted, if they are there; that of the residual is that of x before rounding."""
     return ("x",) if case.kind == FROZEN else ("x", "weight", "residual")
 
 
