@@ -19,7 +19,7 @@ namespace cuops {
 // Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory.
-template <class T, int kResident, bool kWide = false, bool kPhased = false, bool kCluster = false>
+template <class T, int kResident, bool kShared, bool kWide = false, bool kPhased = false, bool kCluster = false>
 __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Packed = Vector<T>;
@@ -52,12 +52,13 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 #pragma unroll
   for (int i = 0; i < kResident; ++i) shares = shares || (kPhased && exists(i) && windows.is_shared(first + i * step));
 
-  // The weight of the block's columns waits in shared memory as the sums want it, which saves registers and conversions. Where rows
-  // start anywhere, each has its own part of it. What threads have is an odd number of fours apart, in different banks.
-  constexpr int kFours = kWidth / 4, kApart = kPhased ? 0 : kResident * kFours + 1;
+  // With kShared, the weight of the block's columns waits in shared memory as the sums want it, whatever its dtype, and with the
+  // offset. What threads have of it is an odd number of fours apart, in different banks.
+  static_assert(!kShared || !kPhased);  // whose rows have different parts of it
+  constexpr int kFours = kWidth / 4, kApart = kShared ? kResident * kFours + 1 : 0;
   auto* const factors = reinterpret_cast<Pack<Acc, 4>*>(shared) + threadIdx.x * kApart;
   auto* const sums_of_columns = reinterpret_cast<Acc*>(reinterpret_cast<Pack<Acc, 4>*>(shared) + blockDim.x * kApart);
-  uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kPhased ? kResident : 1];
+  uint4 next_h[kResident] = {}, next_dy[kResident] = {}, weight[kShared ? 1 : kResident];
   const uint4 *h_at = windows.of(p.h, begin) + first, *dy_at = windows.of(p.dy, begin) + first;
   uint4* dx_at = windows.of(p.dx, begin) + first;
   auto next_row = [&](auto*& at, const Rows& array) {
@@ -86,10 +87,15 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   };
   wait_for_previous(rows <= teams);
   fetch(begin);
-  if constexpr (kPhased) {
+  if constexpr (!kShared) {
 #pragma unroll
-    for (int i = 0; i < kResident; ++i)
-      weight[i] = exists(i) ? windows.gathered(static_cast<const T*>(p.weight), first + i * step) : uint4{};
+    for (int i = 0; i < kResident; ++i) {
+      if constexpr (kPhased) {
+        weight[i] = exists(i) ? windows.gathered(static_cast<const T*>(p.weight), first + i * step) : uint4{};
+      } else {
+        weight[i] = __ldg(static_cast<const uint4*>(p.weight) + min(first + i * step, windows.count - 1));
+      }
+    }
   } else {
     if (threadIdx.y == 0) {
       const Beside<T> beside{p.weight, p.weight_wide ? kDTypeOf<Acc> : kDTypeOf<T>};
@@ -109,7 +115,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   }
   auto factor_of = [&](int i, auto&& wide) {
     Pack<Acc, kWidth> factor;
-    if constexpr (kPhased) {
+    if constexpr (!kShared) {
       factor = wide(weight[i]);
     } else {
 #pragma unroll
@@ -118,7 +124,8 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     return factor;
   };
   Pack<Acc, kWidth> dweight[kResident] = {};
-  const int ahead = kWide ? 0 : threadIdx.y;  // of the block's first row: all go on as long as one has a row
+  // Of the first row of the warp, or of the block: all go on as long as one has a row.
+  const int ahead = kWide ? 0 : kShared ? threadIdx.y : step < 32 ? threadIdx.y % (32 / step) : 0;
 #pragma unroll 1
   for (int row = begin; row - ahead < rows; row += teams) {
     const bool active = row < rows;
@@ -236,30 +243,31 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 
 }  // namespace cuops
 
-// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; wide, phased, cluster.
+// Instances, as rms_norm_bwd_plan.cc asks for them: threads a block; vectors a thread; shared, wide, phased, cluster.
 #define RMS_NORM_BWD(name, T, suffix, kThreads, ...)                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
     cuops::rms_norm_bwd_held<T, __VA_ARGS__>(p);                                                                        \
   }
-#define RMS_NORM_BWD_OF(name, T)      \
-  RMS_NORM_BWD(name, T, held, 640, 2) \
-  RMS_NORM_BWD(name, T, wide, 512, 4, true)
+#define RMS_NORM_BWD_OF(name, T)                   \
+  RMS_NORM_BWD(name, T, held, 640, 2, false)       \
+  RMS_NORM_BWD(name, T, held_shared, 640, 2, true) \
+  RMS_NORM_BWD(name, T, wide, 512, 4, true, true)
 RMS_NORM_BWD_OF(f32, float)
 RMS_NORM_BWD_OF(f16, __half)
 RMS_NORM_BWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_BWD(f16, __half, held_long, 384, 4)
-RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4)
+RMS_NORM_BWD(f16, __half, held_long, 384, 4, true)
+RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4, true)
 #if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
-#define RMS_NORM_BWD_TUNED(name, T)                       \
-  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, true) \
-  RMS_NORM_BWD(name, T, wide_phased, 384, 4, true, true)
+#define RMS_NORM_BWD_TUNED(name, T)                              \
+  RMS_NORM_BWD(name, T, held_phased, 640, 2, false, false, true) \
+  RMS_NORM_BWD(name, T, wide_phased, 384, 4, false, true, true)
 RMS_NORM_BWD_TUNED(f32, float)
 RMS_NORM_BWD_TUNED(f16, __half)
 RMS_NORM_BWD_TUNED(bf16, __nv_bfloat16)
 #if CUOPS_CLUSTERS
-#define RMS_NORM_BWD_CLUSTER(name, T)                             \
-  RMS_NORM_BWD(name, T, held_cluster, 640, 2, false, false, true) \
-  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 2, false, true, true)
+#define RMS_NORM_BWD_CLUSTER(name, T)                                    \
+  RMS_NORM_BWD(name, T, held_cluster, 640, 2, false, false, false, true) \
+  RMS_NORM_BWD(name, T, held_cluster_phased, 640, 2, false, false, true, true)
 RMS_NORM_BWD_CLUSTER(f32, float)
 RMS_NORM_BWD_CLUSTER(f16, __half)
 RMS_NORM_BWD_CLUSTER(bf16, __nv_bfloat16)

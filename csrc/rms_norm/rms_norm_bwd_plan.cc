@@ -82,10 +82,8 @@ struct HeldRow {
   }
 };
 
-// Of shared memory for the weight, in threads that have `each` vectors of a row.
-unsigned factor_bytes(const Problem& p, unsigned threads, unsigned each) {
-  return p.starts == kAligned ? threads * (each * width_of(p.dtype) / 4 + 1) * 16 : 0;
-}
+// Of shared memory for the weight, where threads have `each` vectors of a row.
+unsigned factor_bytes(DType dtype, unsigned threads, unsigned each) { return threads * (each * width_of(dtype) / 4 + 1) * 16; }
 
 // One row, in a block or a cluster.
 Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs, bool halves) {
@@ -103,8 +101,9 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const unsigned in_warp = std::max(32 / row.across, 1u), fours = static_cast<unsigned>((p.n + 3) / 4);
   LaunchShape shape{0, row.across, 1, 1, 0, true};
   auto shared_bytes = [&] {
-    const unsigned factors = factor_bytes(p, row.across, row.is_long ? kHeldLongVectors : kHeldVectors),
-                   sums = phased ? shape.block_y : shape.block_y / in_warp;
+    const bool has_factors = row.is_long || !p.common;
+    const unsigned factors = has_factors ? factor_bytes(p.dtype, row.across, row.is_long ? kHeldLongVectors : kHeldVectors) : 0;
+    const unsigned sums = phased ? shape.block_y : shape.block_y / in_warp;
     const unsigned sent = shape.cluster > 1 ? (fours + shape.cluster - 1) / shape.cluster * shape.cluster : 0;
     return factors + (sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0);
   };
@@ -125,7 +124,7 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  const RmsNormBwdKernel kernel = phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld;
+  const RmsNormBwdKernel kernel = phased ? kHeldPhased : row.is_long ? kHeldLong : p.common ? kHeld : kHeldShared;
   return {kernel, shape, blocks, blocks == 1 && !p.wide_weight, kept_until(p, hw)};
 }
 
@@ -143,7 +142,7 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
     shape.cluster *= 2;
   }
   shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
-  shape.shared_bytes = factor_bytes(p, shape.block_x, kWideVectors);
+  shape.shared_bytes = phased ? 0 : factor_bytes(p.dtype, shape.block_x, kWideVectors);
   const RmsNormBwdKernel kernel = phased ? kWidePhased : kWide;
   const std::int64_t at_once = shape.cluster > 1
                                    ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
@@ -314,7 +313,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
       "rms_norm_bwd_",
       {{"rms_norm_bwd_row", {"_row", "_row_any"}},
        {"rms_norm_bwd_held",
-        {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
+        {"_held", "_held_shared", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
        {"rms_norm_bwd", {"_general", "_general_dy_f16", "_general_dy_bf16"}},
        {"rms_norm_bwd_dx",

@@ -19,6 +19,7 @@ enum RmsNormBwdKernel {
   kRow,
   kRowAny,
   kHeld,
+  kHeldShared,
   kHeldLong,
   kHeldCluster,
   kWide,

@@ -186,7 +186,7 @@ def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
 
 
 def summands(dh, dtypes, wanted, rounded=None):  # type: ignore[no-untyped-def]
-    """The gradients of x and residual, where wanted, from that of their sum; `rounded`, if there, is it in x's dtype."""
+    """The gradients of x and residual, where wanted, from that of their sum; `rounded` is it in x's dtype."""
     if dh is None:
         return None, None
     if rounded is None and wanted[0]:
