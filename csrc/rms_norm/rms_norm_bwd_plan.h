@@ -10,9 +10,9 @@
 
 namespace cuops {
 
-// Of the common case and the like, several rows a block (two kernels, by length, and one whose blocks are a cluster that has all
-// rows) or several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at once
-// (rms_norm_bwd_at_once.cu); of all other aligned rows, also of float32 beside dy of 16 bits (rms_norm_bwd.cu); of h alone
+// Of the common case and the like, several rows a block (kernels by length and by weight, and one whose blocks are a cluster that
+// has all rows) or several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at
+// once (rms_norm_bwd_at_once.cu); of all other aligned rows, also of float32 beside dy of 16 bits (rms_norm_bwd.cu); of h alone
 // (rms_norm_bwd_dx.cu); and those for any rows on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for
 // rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or elements.
 enum RmsNormBwdKernel {
@@ -93,7 +93,7 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& problem
 // Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
 std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);
 
-// Whether the kernels of the common case take such rows.
+// Whether rms_norm_bwd_held.cu takes such a weight: where rows start anywhere, only that of the common case.
 inline bool is_like_common(const RmsNormBwdProblem& p) { return p.common || (p.similar && p.starts == kAligned); }
 
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
