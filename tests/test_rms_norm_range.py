@@ -166,6 +166,20 @@ def test_the_gradient_of_x_leaves_the_range_only_where_it_is_beyond(kind, rows, 
     torch.testing.assert_close(dx.double(), want, rtol=0.0, atol=1e-5 * float(want.abs().max()))
 
 
+@pytest.mark.parametrize("dy_size", [1e27, 1e30])
+@pytest.mark.parametrize(("rows", "n"), [(4, 64), (4, 4096), (1, 65536), (3, 70001)])
+@pytest.mark.parametrize("wants_weight", [False, True])
+def test_the_gradient_is_finite_where_the_sum_of_a_row_alone_leaves_the_range(wants_weight, rows, n, dy_size, device):
+    x = torch.full((rows, n), 1e8, device=device, requires_grad=True)
+    dy = torch.full_like(x, dy_size)
+    dy[:, ::2] /= 2  # the sum of x dy is beyond from 4,500 columns on, or from 5
+    weight = torch.ones(n, device=device, requires_grad=wants_weight)
+    (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight), x, dy)
+    dy = dy.double()
+    want = (dy - dy.mean(-1, keepdim=True)) / 1e8
+    torch.testing.assert_close(dx.double(), want, rtol=1e-4, atol=0.0)
+
+
 @pytest.mark.parametrize(("size", "factor"), [(1e18, 1e-24), (1e18, 1e-27), (1e18, 1e-29), (1e-8, 1e31)])
 @pytest.mark.parametrize("n", [256, 4096, 40000, 300000])
 def test_a_weight_near_either_end_of_the_range(n, size, factor, device):

@@ -30,7 +30,7 @@ __device__ float sums_of_part(const Params& p, Team& team, float (&sums)[kSums],
       continue;
     }
     const float mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-    const bool ordinary = kSums == 2 ? is_ordinary(mean_eps, sums[1])
+    const bool ordinary = kSums == 2 ? is_ordinary(mean_eps, sums[1] * p.parts)
                                      : sums[0] <= Range<float>::kLargest / p.parts && mean_eps >= Range<float>::kSmallest;
     if (!team.any(!ordinary)) return scale;
   }
