@@ -95,6 +95,8 @@ def test_the_operator_keeps_what_it_promises_pytorch(with_residual, layout, devi
         for needs_dweight, bias_dtype in ((True, dtype), (False, None)):
             arguments = dy, dh if with_residual else None, x, weight, bias_dtype, needs_dweight, 1e-6, 0.0
             torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)
+        wide = [layout(3, n, torch.float32, device, seed).requires_grad_() for seed in (6, 7)]  # dh and h
+        torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, (dy, *wide, weight, None, True, 1e-6, 0.0))
     dy, x = (make((5,), torch.float64, device, seed) for seed in (0, 1))  # whose bias has the gradient dy itself
     arguments = dy, None, x, None, torch.float64, False, 1e-6, 0.0
     torch.library.opcheck(torch.ops.cuops.rms_norm_bwd.default, arguments)

@@ -216,13 +216,18 @@ def test_nan_and_infinity_stay_in_their_row(rows, n, dtype, value):
 
 @pytest.mark.parametrize("n", [60, 65, 1024, 4097, 33336, 600_000])
 @pytest.mark.parametrize("scale", [1e22, 1e-12])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_are_right_where_squares_leave_the_range(dtype, scale, n):
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+    ids=str,
+)
+def test_are_right_where_squares_leave_the_range(dtype, weight_dtype, scale, n):
     torch.manual_seed(n)
     x = (torch.randn(40, n, device="cuda", dtype=torch.float64) * scale).to(dtype)
     x[::3] /= scale  # ordinary rows among them
     x.requires_grad_()
-    weight, dy = torch.randn(n, device="cuda").to(dtype).requires_grad_(), torch.randn(40, n, device="cuda").to(dtype)
+    weight = torch.randn(n, device="cuda").to(weight_dtype).requires_grad_()
+    dy = torch.randn(40, n, device="cuda").to(dtype)
     got, want = gradients(x, weight, None, dy, None, None, 0.0)
     rows = want[0].abs().mean(-1, keepdim=True)
     error = (got[0].double() - want[0]).abs() / (want[0].abs() + rows)
