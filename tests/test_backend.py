@@ -189,6 +189,19 @@ def test_import_opens_no_driver(installation: Installation, driver: Path, tmp_pa
     assert not log.exists()
 
 
+def test_the_first_call_waits_for_no_search_for_garbage(installation: Installation, driver: Path):
+    code = """
+        import gc, cuops
+        from cuops import _backend
+        passes = []
+        gc.callbacks.append(lambda phase, info: passes.append(phase))
+        _backend.library()
+        assert gc.isenabled()
+        print(passes.count("start"))
+    """
+    assert int(run(installation, code, LIBRARIES=driver)) <= 1  # the next one that was due
+
+
 def test_gpus_are_used_where_the_caller_says(installation: Installation, driver: Path, tmp_path: Path):
     log = tmp_path / "log"
     code = """

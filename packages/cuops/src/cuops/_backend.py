@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,12 +188,25 @@ def _code(architectures: tuple[int, ...], ptx: int, capability: tuple[int, int])
     return f"PTX for {ptx // 10}.{ptx % 10}, which the driver compiles on first use" if ptx <= gpu else None
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """For imports, whose objects stay: to search all of PyTorch's for garbage meanwhile takes longer than they do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @functools.cache
 def library() -> Any:
     """The FFI functions of the chosen backend. Raises one of cuops.errors."""
-    backend = choose()
-    errors.DamagedBackendError.command = reinstall(backend)  # for what its library raises
-    return load(backend)
+    with _no_collection():
+        backend = choose()
+        errors.DamagedBackendError.command = reinstall(backend)  # for what its library raises
+        return load(backend)
 
 
 def reinstall(backend: Backend) -> str:
