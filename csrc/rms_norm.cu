@@ -17,26 +17,23 @@ namespace cuops {
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and no more, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
 // which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
-// these, and it is read once the row is summed. kFull: a part of a warp has a row, all of which exist, and each thread
-// kResident vectors of it.
-template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false,
-          bool kFull = false>
+// these, and it is read once the row is summed.
+template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false>
 __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
   CUOPS_TEAM_OF(Acc, 1, kClusters, team);
   if (p.overlaps) wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
-  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y,
-                  row = kFull ? wanted : min(wanted, p.rows - 1);
-  const bool active = kFull || wanted < p.rows;
+  const long long wanted = static_cast<long long>(team.index) * blockDim.y + threadIdx.y, row = min(wanted, p.rows - 1);
+  const bool active = wanted < p.rows;
   const T* x = static_cast<const T*>(p.x.data) + row * p.x.stride;
   T* const y = static_cast<T*>(p.y.data) + row * p.y.stride;
   const T* const parameter = static_cast<const T*>(p.weight);
   const Division<T, kWidth, kPhased, int> division(x, p.n);
   const int first = kClusters ? team.first() : threadIdx.x, step = kClusters ? team.threads() : blockDim.x;
-  auto pack = [&](int i) { return kFull ? first + i * step : min(first + i * step, division.packs - 1); };
-  auto exists = [&](int i) { return kFull || first + i * step < division.packs; };
+  auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
+  auto exists = [&](int i) { return first + i * step < division.packs; };
   const Passing passing(p.released_from != kNoRow);
 
   Vector<T> held[kResident], weight[kLate ? 1 : kResident];
@@ -91,12 +88,12 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     for (int e = first + step; e < division.edges; e += step)
       sum += convert<Acc>(x[division.edge(e)]) * convert<Acc>(x[division.edge(e)]);
   }
-  sum = kFull ? reduce_lanes(sum, blockDim.x, Sum()) : team.reduce(sum, Sum());
+  sum = team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
   Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
   const bool rare = !(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest);
-  if (__builtin_expect(kFull ? __any_sync(~0u, rare) : team.any(rare), 0)) {
+  if (__builtin_expect(team.any(rare), 0)) {
     return careful_row(x, active ? y : nullptr, parameter, rstd_at, p.n, constants, team);
   }
   if (!active) return;
@@ -106,7 +103,8 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
     if (!exists(i)) continue;
-    auto wide = convert<Acc>(kLate || kResident == 4 ? forgotten(held[i], zero) : held[i]);  // there, registers are what decides
+    auto wide = convert<Acc>(kLate || 2 < kResident && kResident < 8 ? forgotten(held[i], zero)
+                                                                     : held[i]);  // there, registers are what decides
     const auto factor = convert<Acc>(kLate ? load_constant_here(parameter + pack(i) * kWidth) : weight[kLate ? 0 : i]);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);
@@ -127,6 +125,51 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     Passing::release<T>(p.x, p.rows, p.n, row, first);
     if (kResidual) Passing::release<T>(p.residual, p.rows, p.n, row, first);
   }
+}
+
+// Short rows that fill blocks: a part of a warp has a row, of which each thread has kVectors vectors.
+template <class T, int kVectors>
+__device__ void rms_norm_fwd_full(const RmsNormFwdParams& p) {
+  using Acc = Accumulator<T>;
+  constexpr int kWidth = kVectorWidth<T>;
+  if (p.overlaps) wait_for_previous();
+  const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const T* const x = static_cast<const T*>(p.x.data) + row * p.x.stride;
+  T* const y = static_cast<T*>(p.y.data) + row * p.y.stride;
+  const T* const parameter = static_cast<const T*>(p.weight);
+  auto pack = [&](int i) { return threadIdx.x + i * blockDim.x; };
+  const Passing passing(p.released_from != kNoRow);
+
+  Vector<T> weight[kVectors], held[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) weight[i] = load_constant(reinterpret_cast<const Vector<T>*>(parameter) + pack(i));
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) held[i] = passing.load(reinterpret_cast<const Vector<T>*>(x) + pack(i));
+  Acc sum = 0;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const auto wide = convert<Acc>(held[i]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * wide.at[j];
+  }
+  Lanes lanes;
+  sum = lanes.reduce(sum, Sum());
+  const auto& constants = scalars<Acc>(p);
+  const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
+  Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
+  if (__builtin_expect(__any_sync(~0u, !(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0))
+    return careful_row(x, y, parameter, rstd_at, p.n, constants, lanes);
+  const Acc rstd = rsqrt_rn(mean_eps);
+  if (rstd_at && threadIdx.x == 0) *rstd_at = rstd;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    auto wide = convert<Acc>(held[i]);
+    const auto factor = convert<Acc>(weight[i]);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);
+    store(reinterpret_cast<Vector<T>*>(y) + pack(i), convert<T>(wide));
+  }
+  if (row >= p.released_from) Passing::release<T>(p.x, p.rows, p.n, row, threadIdx.x);
 }
 
 // Wide rows, a row a cluster. Clusters stay until all rows are done, so that a thread keeps its part of the weight; while a row is
@@ -201,27 +244,32 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor to hide one another's
-// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late, full.
-#define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
+// waits, which bounds the registers; of `held`, vectors a thread; phased, residual, clusters, late; of `full`, vectors a thread.
+#define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, kernel, ...)                                                         \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
-    cuops::rms_norm_fwd_held<T, __VA_ARGS__>(p);                                                                              \
+    cuops::rms_norm_fwd_##kernel<T, __VA_ARGS__>(p);                                                                          \
   }
-#define RMS_NORM_FWD_OF(name, T)                                            \
-  RMS_NORM_FWD(name, T, short, 512, 3, 2)                                   \
-  RMS_NORM_FWD(name, T, full, 128, 12, 2, false, false, false, false, true) \
-  RMS_NORM_FWD(name, T, residual, 512, 2, 2, false, true)                   \
-  RMS_NORM_FWD(name, T, middle, 512, 2, 4, false, false, true)              \
-  RMS_NORM_FWD(name, T, wide, 256, 2, 8, false, false, true)                \
-  RMS_NORM_FWD(name, T, phased_short, 256, 4, 2, true)                      \
-  RMS_NORM_FWD(name, T, phased, 256, 2, 8, true)
+#define RMS_NORM_FWD_OF(name, T)                                     \
+  RMS_NORM_FWD(name, T, short, 512, 3, held, 2)                      \
+  RMS_NORM_FWD(name, T, full, 128, 12, full, 2)                      \
+  RMS_NORM_FWD(name, T, residual, 512, 2, held, 2, false, true)      \
+  RMS_NORM_FWD(name, T, middle, 512, 2, held, 4, false, false, true) \
+  RMS_NORM_FWD(name, T, wide, 256, 2, held, 8, false, false, true)   \
+  RMS_NORM_FWD(name, T, phased_short, 256, 4, held, 2, true)         \
+  RMS_NORM_FWD(name, T, phased, 256, 2, held, 8, true)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_FWD(f64, double, wide, 256, 2, 8, false, false, true)
-#if CUOPS_TUNED == 90  // where it is known to be faster
-RMS_NORM_FWD(f32, float, late, 512, 2, 8, false, false, true, true)
-RMS_NORM_FWD(f16, __half, late, 512, 2, 8, false, false, true, true)
-RMS_NORM_FWD(bf16, __nv_bfloat16, late, 512, 2, 8, false, false, true, true)
+RMS_NORM_FWD(f64, double, wide, 256, 2, held, 8, false, false, true)
+#if CUOPS_TUNED == 90  // where they are known to be faster
+#define RMS_NORM_FWD_90(name, T)                                      \
+  RMS_NORM_FWD(name, T, three, 128, 8, held, 3)                       \
+  RMS_NORM_FWD(name, T, five, 128, 6, held, 5)                        \
+  RMS_NORM_FWD(name, T, residual_three, 128, 6, held, 3, false, true) \
+  RMS_NORM_FWD(name, T, late, 512, 2, held, 8, false, false, true, true)
+RMS_NORM_FWD_90(f32, float)
+RMS_NORM_FWD_90(f16, __half)
+RMS_NORM_FWD_90(bf16, __nv_bfloat16)
 #endif
 #if CUOPS_CLUSTERS
 #define RMS_NORM_FWD_STAY(name, T)                                                                          \

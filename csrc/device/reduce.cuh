@@ -46,6 +46,16 @@ __device__ int add_up_by_halves(float (&v)[kValues]) {
   return which;
 }
 
+// Neighbouring lanes that share a row, blockDim.x of them: what a Team of up to a warp does, without shared memory.
+struct Lanes {
+  __device__ unsigned first() const { return threadIdx.x; }
+  __device__ unsigned threads() const { return blockDim.x; }
+  template <class T, class Op>
+  __device__ T reduce(T v, Op op) {
+    return reduce_lanes(v, blockDim.x, op);
+  }
+};
+
 // The team of threads that shares a row. blockDim.x is a power of two up to 32, or a multiple of 32 and then blockDim.y is 1.
 // Blocks of a cluster (compute capability 9.0) exchange their results by asynchronous stores, which signal their arrival on
 // the receiver's barrier: a cluster-wide barrier would wait for each thread's global memory traffic too.

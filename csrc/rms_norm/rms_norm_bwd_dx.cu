@@ -191,16 +191,12 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   }
 #define RMS_NORM_BWD_DX_OF(name, T)                                                          \
   RMS_NORM_BWD_DX(name, T, dx_short, 256, sizeof(T) == 4 ? 4 : 5, kLike, 2, 2, false, false) \
-  RMS_NORM_BWD_DX(name, T, dx_three, 128, 8, kLike, 3, 3, false, false)                      \
-  RMS_NORM_BWD_DX(name, T, dx_five, 128, 5, kLike, 5, 5, false, false)                       \
   RMS_NORM_BWD_DX(name, T, dx, 384, 2, kLike, 4, 4, false, true)                             \
   RMS_NORM_BWD_DX(name, T, dx_phased, 512, 1, kLike, 4, 1, true, true)                       \
   RMS_NORM_BWD_DX(name, T, dx_no_weight_short, 256, 4, kNone, 2, 2, false, false)            \
-  RMS_NORM_BWD_DX(name, T, dx_no_weight_three, 128, 8, kNone, 3, 3, false, false)            \
   RMS_NORM_BWD_DX(name, T, dx_no_weight, 512, 1, kNone, 4, 1, false, true)
 #define RMS_NORM_BWD_DX_WIDE_WEIGHT(name, T)                                              \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight_short, 256, 4, kWideWeight, 2, 2, false, false) \
-  RMS_NORM_BWD_DX(name, T, dx_wide_weight_three, 128, 6, kWideWeight, 3, 3, false, false) \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight, 384, 2, kWideWeight, 4, 1, false, true)        \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight_long, 256, 2, kWideWeight, 4, 4, false, true)   \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight_phased, 512, 1, kWideWeight, 4, 1, true, true)
@@ -209,3 +205,14 @@ RMS_NORM_BWD_DX_OF(f16, __half)
 RMS_NORM_BWD_DX_OF(bf16, __nv_bfloat16)
 RMS_NORM_BWD_DX_WIDE_WEIGHT(f16, __half)
 RMS_NORM_BWD_DX_WIDE_WEIGHT(bf16, __nv_bfloat16)
+#if CUOPS_TUNED == 90  // where they are known to be faster
+#define RMS_NORM_BWD_DX_90(name, T)                                     \
+  RMS_NORM_BWD_DX(name, T, dx_three, 128, 8, kLike, 3, 3, false, false) \
+  RMS_NORM_BWD_DX(name, T, dx_five, 128, 5, kLike, 5, 5, false, false)  \
+  RMS_NORM_BWD_DX(name, T, dx_no_weight_three, 128, 8, kNone, 3, 3, false, false)
+RMS_NORM_BWD_DX_90(f32, float)
+RMS_NORM_BWD_DX_90(f16, __half)
+RMS_NORM_BWD_DX_90(bf16, __nv_bfloat16)
+RMS_NORM_BWD_DX(f16, __half, dx_wide_weight_three, 128, 6, kWideWeight, 3, 3, false, false)
+RMS_NORM_BWD_DX(bf16, __nv_bfloat16, dx_wide_weight_three, 128, 6, kWideWeight, 3, 3, false, false)
+#endif

@@ -19,11 +19,11 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   if (is_like_common(p) && (phased || packs > (p.wide_weight ? 4096 : 2048))) return {};
   const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
-  const bool few = p.rows * p.n <= 1 << 22, room = leaves_room(packs);
-  const bool fills = !room && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured
+  const bool few = p.rows * p.n <= 1 << 22;
+  const bool fills = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured
   RmsNormBwdKernel kernel;
   LaunchShape shape;
-  if (!phased && !few && room && packs <= 96) {  // 3 vectors a thread leave the least room, 5 just above a power of two
+  if (!phased && !few && hw.tuned == 90 && odd_vectors(packs) && packs <= 96) {
     const bool five = p.weighted && !p.wide_weight && ((32 < packs && packs <= 36) || (64 < packs && packs <= 73));
     kernel = p.wide_weight ? kDxWideWeightThree : !p.weighted ? kDxNoWeightThree : five ? kDxFive : kDxThree;
     shape = resident_shape(p.rows, packs, five ? 5 : 3, 128);

@@ -242,11 +242,16 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
 #if CUOPS_TUNED == 90  // others have those above
 #define RMS_NORM_FWD_WIDE_WEIGHT(name, T)                                           \
   RMS_NORM_FWD(name, T, short_wide_weight, 256, 4, kWideWeight, 2, 2, false, false) \
+  RMS_NORM_FWD(name, T, three_wide_weight, 128, 6, kWideWeight, 3, 3, false, false) \
+  RMS_NORM_FWD(name, T, five_wide_weight, 128, 4, kWideWeight, 5, 5, false, false)  \
   RMS_NORM_FWD(name, T, middle_wide_weight, 384, 2, kWideWeight, 4, 4, false, true) \
   RMS_NORM_FWD(name, T, wide_wide_weight, 256, 2, kWideWeight, 8, 8, false, true)   \
   RMS_NORM_FWD(name, T, phased_wide_weight, 256, 2, kWideWeight, 4, 4, true, true)
 RMS_NORM_FWD_WIDE_WEIGHT(f16, __half)
 RMS_NORM_FWD_WIDE_WEIGHT(bf16, __nv_bfloat16)
+RMS_NORM_FWD(f32, float, three_no_weight, 128, 10, kNoWeight, 3, 3, false, false)
+RMS_NORM_FWD(f16, __half, three_no_weight, 128, 10, kNoWeight, 3, 3, false, false)
+RMS_NORM_FWD(bf16, __nv_bfloat16, three_no_weight, 128, 10, kNoWeight, 3, 3, false, false)
 #endif
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)

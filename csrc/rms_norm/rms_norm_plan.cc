@@ -15,7 +15,10 @@ namespace {
 enum Variant {
   kShort,
   kFull,
+  kThree,
+  kFive,
   kResidual,
+  kResidualThree,
   kMiddle,
   kWide,
   kLate,
@@ -28,9 +31,12 @@ enum Variant {
   kPhasedShortOptions,
   kPhasedOptions,
   kShortNoWeight,
+  kThreeNoWeight,
   kMiddleNoWeight,
   kWideNoWeight,
   kShortWideWeight,
+  kThreeWideWeight,
+  kFiveWideWeight,
   kMiddleWideWeight,
   kWideWideWeight,
   kPhasedWideWeight,
@@ -44,11 +50,13 @@ enum Variant {
 Kernel& kernel_of(DType dtype, Variant variant) {
   static const KernelTable table(
       "rms_norm_fwd_",
-      {{"rms_norm", {"_short", "_full", "_residual", "_middle", "_wide", "_late", "_stay", "_phased_short", "_phased"}},
+      {{"rms_norm",
+        {"_short", "_full", "_three", "_five", "_residual", "_residual_three", "_middle", "_wide", "_late", "_stay",
+         "_phased_short", "_phased"}},
        {"rms_norm_options",
         {"_short_options", "_middle_options", "_wide_options", "_phased_short_options", "_phased_options", "_short_no_weight",
-         "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_middle_wide_weight", "_wide_wide_weight",
-         "_phased_wide_weight"}},
+         "_three_no_weight", "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_three_wide_weight",
+         "_five_wide_weight", "_middle_wide_weight", "_wide_wide_weight", "_phased_wide_weight"}},
        {"rms_norm_parts", {"_sums", "_parts"}},
        {"rms_norm_any", {"_long", "_vectors", "_any"}}});
   return table.at(dtype, variant);
@@ -68,6 +76,8 @@ struct Problem {
   int width() const { return width_of(dtype); }
   std::int64_t packs() const { return n / width(); }
   bool is_large() const { return rows * n > 1 << 22; }
+  // Whether it counts that lanes without a vector ask for nothing of memory.
+  bool wants_lanes_full() const { return aligned && rows * n > 1 << 21; }
 };
 
 // Whether all rows of two arrays start as many elements after a multiple of a pack's, so that packs start side by side.
@@ -128,9 +138,12 @@ std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& 
   auto variant = [&](Variant all, Variant no_weight, Variant with_wide_weight) {
     return problem.no_weight ? no_weight : wide_weight ? with_wide_weight : all;
   };
+  const unsigned odd = hw.tuned == 90 && problem.wants_lanes_full() ? odd_vectors(packs) : 0;
+  if (odd && problem.no_weight) return Found({kThreeNoWeight, resident_shape(rows, packs, 3, 128)});
+  if (odd && wide_weight) return Found({odd == 3 ? kThreeWideWeight : kFiveWideWeight, resident_shape(rows, packs, odd, 128)});
   if (problem.aligned) {
     const std::int64_t most = !problem.is_large() ? 512 : problem.no_weight ? 256 : 64;
-    if (packs <= most)
+    if (packs <= most && !(problem.wants_lanes_full() && leaves_room(packs)))
       return if_room(variant(kShortOptions, kShortNoWeight, kShortWideWeight), resident_shape(rows, packs, 2, 256));
     // A few rows have several multiprocessors each.
     const bool few = hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096;
@@ -155,14 +168,18 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   using Found = std::pair<Variant, LaunchShape>;
   const std::int64_t rows = problem.rows, packs = problem.packs();
   const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
-  if (problem.common && problem.residual && problem.aligned && packs <= 1024 && !is_double && hw.tuned)
+  const unsigned odd = hw.tuned == 90 && !is_double && problem.wants_lanes_full() ? odd_vectors(packs) : 0;
+  if (problem.common && problem.residual && problem.aligned && packs <= 1024 && !is_double && hw.tuned) {
+    if (odd && 32 < packs && packs <= 96) return Found(kResidualThree, resident_shape(rows, packs, 3, 128));
     return Found(kResidual, resident_shape(rows, packs, 2, 512));
+  }
   if (!problem.common || problem.residual) return plan_with_options(problem, hw, device);
   if (!hw.tuned) return {};
-  const bool leave_room = rows * problem.n > 1 << 21 && leaves_room(packs);
+  if (odd) return Found(odd == 3 ? kThree : kFive, resident_shape(rows, packs, odd, 128));
   // Where caches hold x, the time is that of starting blocks, of which this leaves a quarter or half.
   const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
-  if (problem.aligned && !is_double && (leave_room || many_blocks)) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
+  if (!is_double && ((problem.wants_lanes_full() && leaves_room(packs)) || (problem.aligned && many_blocks)))
+    return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
     const LaunchShape shape = resident_shape(rows, packs, 2, 256);
     const bool full = shape.block_x <= 32 && packs == 2 * shape.block_x && rows % shape.block_y == 0;
@@ -249,6 +266,14 @@ LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resid
   }
   const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
   return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
+}
+
+unsigned odd_vectors(std::int64_t packs) {
+  for (std::int64_t lanes : {8, 16, 32, 64, 128}) {
+    if (32 <= lanes && lanes < packs && 4 * packs <= 5 * lanes) return 5;
+    if (lanes <= 64 && lanes < packs && 2 * packs <= 3 * lanes) return 3;
+  }
+  return 0;
 }
 
 bool leaves_room(std::int64_t packs) {
