@@ -203,7 +203,7 @@ def test_a_backend_of_which_a_part_is_missing_is_named(machine, capsys):
 
     machine.undo()
     point = metadata.EntryPoint("cu118", "cuops_that_is_not_there", "cuops.backends")
-    machine.setattr(metadata, "entry_points", lambda group: [point])
+    machine.setattr(_backend, "entry_points", lambda: [point])
     found = [p for p in examine(capsys, "--allow-no-gpu")["problems"] if "cuops-cu118 does not import" in p["what"]]
     assert [p["command"] for p in found] == ["pip install --force-reinstall cuops-cu118"]
 

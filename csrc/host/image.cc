@@ -40,7 +40,12 @@ bool decompress_lz4(const unsigned char* in, std::size_t in_size, char* out, std
     in += 2;
     const std::size_t match = length_of(token & 15) + 4;
     if (distance == 0 || distance > std::size_t(out - begin) || match > std::size_t(end - out)) return false;
-    for (std::size_t i = 0; i < match; ++i, ++out) *out = *(out - distance);  // may overlap itself
+    if (distance >= match) {
+      std::memcpy(out, out - distance, match);
+    } else {
+      for (std::size_t i = 0; i < match; ++i) out[i] = out[i - distance];  // each as it was just written
+    }
+    out += match;
   }
   return out == end;
 }

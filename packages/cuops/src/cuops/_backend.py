@@ -42,15 +42,22 @@ class Backend:
         return int(major), int(minor)
 
 
+def entry_points() -> Iterator[Any]:
+    """Those of the backends there are; to ask all distributions for theirs takes long where these are many."""
+    from importlib import metadata  # takes longer than the rest of cuops
+
+    for name in LEAST_DRIVER:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield from metadata.distribution(f"cuops-{name}").entry_points.select(group="cuops.backends")
+
+
 def installed(damaged: list[errors.DamagedBackendError] | None = None) -> list[Backend]:
     """The backends in this environment, from the oldest to the newest CUDA version.
 
     What is wrong with others goes into `damaged`. Without it, that is raised where no backend is left to take.
     """
-    from importlib import metadata  # takes longer than the rest of cuops
-
     found, wrong = [], {}
-    for point in metadata.entry_points(group="cuops.backends"):
+    for point in entry_points():
         package = f"cuops-{point.name}"
         try:
             module = point.load()
