@@ -221,6 +221,19 @@ def test_leaving_out_every_implementation_is_refused(command, capsys):
     assert shown.out == ""
 
 
+def test_check_of_everything_but_cuops_is_refused(capsys):
+    assert main(["check", "rms_norm", *QUICK, "--without", "cuops", "--", "4", "64"]) == 1
+    assert "--without: expected another implementation than the one that is checked" in capsys.readouterr().err
+
+
+def test_a_dtype_that_there_is_not_is_answered_with_those_there_are(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "rms_norm", "--dtype", "float8", "4", "64"])
+    assert stopped.value.code == 2
+    said = "argument --dtype: expected f, d, h, b, or float32, float64, float16, bfloat16, got float8"
+    assert said in capsys.readouterr().err
+
+
 def test_results_want_a_folder(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path / "file"), "--", "4", "64"]) == 1

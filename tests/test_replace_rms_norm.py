@@ -190,16 +190,17 @@ def test_unknown_modules_are_left_alone():
     assert [path for path, _ in replacement.replaced] == ["6"]
     assert [module is old for module, old in zip(model, before, strict=True)] == 6 * [True] + [False]
     assert {path: reason for path, _, reason in replacement.left} == {
-        "1": "its class is not known", "2": "its class is not known", "4": "its forward was patched",
+        "1": "its class is not known", "2": "its class is not known",
+        "3": "its class is not known, only that it derives from RMSNorm", "4": "its forward was patched",
         "5": "it has attributes that its class is not known for: scale",
     }  # fmt: skip
     torch.testing.assert_close(model(x), want)
     shown = repr(replacement)
-    assert "1 module of Sequential replaced by cuops.nn.RMSNorm, 4 left alone" in shown
+    assert "1 module of Sequential replaced by cuops.nn.RMSNorm, 5 left alone" in shown
     assert "torch.nn.modules.normalization.RMSNorm\n    6" in shown
     assert "left: 4, torch.nn.modules.normalization.RMSNorm: its forward was patched" in shown
     replacement.undo()
-    assert "1 module of Sequential replaced by cuops.nn.RMSNorm and put back, 4 left alone" in repr(replacement)
+    assert "1 module of Sequential replaced by cuops.nn.RMSNorm and put back, 5 left alone" in repr(replacement)
 
 
 def test_modules_of_a_class_that_was_patched_are_left_alone(monkeypatch):

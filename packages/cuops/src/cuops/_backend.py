@@ -157,7 +157,7 @@ def check_version(backend: Backend) -> None:
     if backend.version != core:
         raise errors.VersionMismatchError(
             f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",
-            f"pip install --upgrade --force-reinstall cuops-{backend.name}",
+            f"pip install --force-reinstall --no-deps cuops-{backend.name}=={core}",
         )
 
 

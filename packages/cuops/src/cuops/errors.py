@@ -32,7 +32,7 @@ class ForcedBackendNotFoundError(BackendNotFoundError):
 class VersionMismatchError(CuopsError):
     """cuops and its backend are of two versions."""
 
-    command = "pip install --upgrade --force-reinstall cuops-cu121"
+    command = "pip install --upgrade cuops cuops-cu121"
 
 
 class DriverNotFoundError(CuopsError):

@@ -38,13 +38,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=tuple(LETTERS.values()),
+        metavar=f"{{{','.join(LETTERS.values())}}}",
         default="f",
-        type=lambda name: LETTERS.get(name, name),
+        type=dtype,
         help=f"or by name {', '.join(LETTERS)}; f by default",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave an implementation out")
+
+
+def dtype(text: str) -> str:
+    """The letter of a dtype, which its name has too."""
+    if text not in (*LETTERS, *LETTERS.values()):
+        raise argparse.ArgumentTypeError(f"expected {', '.join(LETTERS.values())}, or {', '.join(LETTERS)}, got {text}")
+    return LETTERS.get(text, text)
 
 
 def sizes(text: str) -> list[int]:
@@ -58,7 +65,9 @@ def sizes(text: str) -> list[int]:
 def checked(shape: list[int]) -> list[int]:
     """The sizes of one shape; raises ValueError where no operator takes them."""
     if not 2 <= len(shape) <= MOST_SIZES or min(shape) < 1:
-        raise ValueError(f"shape: expected at least two sizes, at most {MOST_SIZES}, each at least 1, got {shape}")
+        raise ValueError(
+            f"shape: expected at least two sizes, rows or samples first, at most {MOST_SIZES}, each at least 1, got {shape}"
+        )
     if math.prod(shape) >= 1 << 48:
         raise ValueError(f"shape: expected sizes of arrays that memory holds, got {shape}")
     return shape

@@ -26,6 +26,8 @@ def main(options: argparse.Namespace) -> int:
     from .._bench.report import table
 
     functions = available(options.operator, options.device, options.without)
+    if "cuops" not in functions:
+        raise ValueError("--without: expected another implementation than the one that is checked, got cuops")
     wrong = False
     for case in chosen:
         torch.compiler.reset()  # or after the limit on recompilations torch.compile would stand for eager calls

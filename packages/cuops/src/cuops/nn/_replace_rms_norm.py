@@ -13,6 +13,7 @@ from ._known_rms_norms import FORMULAS, Formula
 from .rms_norm import RMSNorm
 
 ADDED_BY_LIBRARIES = "_"  # how attributes that are not the class's own begin
+UNKNOWN = "its class is not known"
 OTHER_FACTS = ("training", "normalized_shape", "elementwise_affine", "with_scale")
 
 
@@ -32,7 +33,7 @@ class Replacement:
 
     Attributes:
         replaced: (path, class) of every module that was replaced.
-        left: (path, class, reason) of every module that was not, though its class's name says RMSNorm.
+        left: (path, class, reason) of every module that was not, though it has the name or a base that says RMSNorm.
     """
 
     def __init__(self, model: torch.nn.Module, places: list[_Place], left: list[tuple[str, type, str]]) -> None:
@@ -119,7 +120,7 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
             if reason is None:
                 new[old] = new.get(old) or _replacement_of(old, also)
                 places.append(_Place(path, parent, name, old, new[old]))
-            elif "rmsnorm" in type(old).__name__.lower() or reason != "its class is not known":
+            elif "rmsnorm" in type(old).__name__.lower() or reason != UNKNOWN:
                 left.append((path, type(old), reason))
     for place in places:
         place.parent._modules[place.name] = place.new
@@ -141,7 +142,8 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     cls = type(module)
     formula = _known_formula(cls, also)
     if formula is None:
-        return "its class is not known"
+        known = next((base for base in cls.__mro__[1:] if _known_formula(base, also)), None)
+        return f"its class is not known, only that it derives from {known.__qualname__}" if known else UNKNOWN
     # By its globals, which functools.wraps does not copy.
     source = getattr(cls.forward, "__globals__", {}).get("__name__")
     if "forward" in vars(module) or (cls not in also and source != cls.__module__):
