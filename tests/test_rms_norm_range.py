@@ -180,6 +180,21 @@ def test_the_gradient_is_finite_where_the_sum_of_a_row_alone_leaves_the_range(wa
     torch.testing.assert_close(dx.double(), want, rtol=1e-4, atol=0.0)
 
 
+@pytest.mark.parametrize(("rows", "n"), [(4, 64), (1, 65536), (1, 262144), (3, 70001)])
+def test_a_few_small_numbers_beside_large_gradients_are_not_made_larger(rows, n, device):
+    """Where a part of a row has the whole sum of x dy, which its row's x is large enough for."""
+    few = n // 128
+    x = torch.ones((rows, n), device=device)
+    x[:, :few] = 1e-3
+    dy = torch.zeros_like(x)
+    dy[:, :few] = 2e36
+    (dx,) = torch.autograd.grad(cuops.rms_norm(x.requires_grad_(), torch.ones(n, device=device), eps=0.0), x, dy)
+    h, g = x.detach().double(), dy.double()
+    rstd = h.square().mean(-1, keepdim=True).rsqrt()
+    want = rstd * (g - h * rstd * (g * h * rstd).mean(-1, keepdim=True))
+    torch.testing.assert_close(dx.double(), want, rtol=1e-4, atol=0.0)
+
+
 @pytest.mark.parametrize(("size", "factor"), [(1e18, 1e-24), (1e18, 1e-27), (1e18, 1e-29), (1e-8, 1e31)])
 @pytest.mark.parametrize("n", [256, 4096, 40000, 300000])
 def test_a_weight_near_either_end_of_the_range(n, size, factor, device):

@@ -14,6 +14,7 @@ template <int kSums, class Params, class Team, class Visit>
 __device__ float sums_of_part(const Params& p, Team& team, float (&sums)[kSums], Visit&& visit) {
   const auto& constants = p.float32;
   float scale = 1;
+  bool large = false;  // the sum of g h: its row's may leave the range, and no scale may make it larger
 #pragma unroll 1
   for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
     sums[0] = pass == 1 ? constants.sqrt_eps : 0;
@@ -27,10 +28,12 @@ __device__ float sums_of_part(const Params& p, Team& team, float (&sums)[kSums],
     if (pass == 2) return scale;
     if (pass == 1) {
       scale = isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
+      if (large) scale = min(scale, 1.0f);
       continue;
     }
     const float mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-    const bool ordinary = kSums == 2 ? is_ordinary(mean_eps, sums[1] * p.parts)
+    if constexpr (kSums == 2) large = !(abs(sums[1]) <= Range<float>::kLargest / p.parts);
+    const bool ordinary = kSums == 2 ? is_ordinary(mean_eps, sums[1]) && !large
                                      : sums[0] <= Range<float>::kLargest / p.parts && mean_eps >= Range<float>::kSmallest;
     if (!team.any(!ordinary)) return scale;
   }
