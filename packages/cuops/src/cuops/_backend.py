@@ -42,13 +42,15 @@ class Backend:
         return int(major), int(minor)
 
 
-def entry_points() -> Iterator[Any]:
-    """Those of the backends there are; to ask all distributions for theirs takes long where these are many."""
+def entry_points() -> list[Any]:
+    """Those of the backends that this core knows, else of any: to ask all distributions takes long where many are."""
     from importlib import metadata  # takes longer than the rest of cuops
 
+    found: list[Any] = []
     for name in LEAST_DRIVER:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            yield from metadata.distribution(f"cuops-{name}").entry_points.select(group="cuops.backends")
+            found += metadata.distribution(f"cuops-{name}").entry_points.select(group="cuops.backends")
+    return found or list(metadata.entry_points(group="cuops.backends"))
 
 
 def installed(damaged: list[errors.DamagedBackendError] | None = None) -> list[Backend]:
@@ -261,6 +263,11 @@ def load(backend: Backend) -> Any:
 @functools.cache
 def gpu_for_host_arrays() -> int | None:
     """The GPU that computes on NumPy arrays, or None where there is none, which leaves them to the CPU."""
+    with _no_collection():
+        return _gpu_for_host_arrays()
+
+
+def _gpu_for_host_arrays() -> int | None:
     if forced := os.environ.get("CUOPS_BACKEND"):
         _forced(forced, installed())
     try:

@@ -66,7 +66,7 @@ def checked(shape: list[int]) -> list[int]:
     """The sizes of one shape; raises ValueError where no operator takes them."""
     if not 2 <= len(shape) <= MOST_SIZES or min(shape) < 1:
         raise ValueError(
-            f"shape: expected at least two sizes, rows or samples first, at most {MOST_SIZES}, each at least 1, got {shape}"
+            f"shape: expected at least two sizes, rows first, at most {MOST_SIZES}, each at least 1, got {shape}"
         )
     if math.prod(shape) >= 1 << 48:
         raise ValueError(f"shape: expected sizes of arrays that memory holds, got {shape}")
