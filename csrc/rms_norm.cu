@@ -99,12 +99,12 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   if (!active) return;
   const Acc rstd = rsqrt_rn(mean_eps);
   if (rstd_at && first == 0) *rstd_at = rstd;
-  const unsigned zero = static_cast<unsigned>(p.x.outer_stride);  // rows have one stride
+  constexpr bool kForgets = kLate || (2 < kResident && kResident < 8);  // where registers are what decides
+  const unsigned zero = static_cast<unsigned>(p.x.outer_stride);        // rows have one stride
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
     if (!exists(i)) continue;
-    auto wide = convert<Acc>(kLate || 2 < kResident && kResident < 8 ? forgotten(held[i], zero)
-                                                                     : held[i]);  // there, registers are what decides
+    auto wide = convert<Acc>(kForgets ? forgotten(held[i], zero) : held[i]);
     const auto factor = convert<Acc>(kLate ? load_constant_here(parameter + pack(i) * kWidth) : weight[kLate ? 0 : i]);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);

@@ -11,7 +11,7 @@ namespace {
 
 // Those whose rows stay in registers are in rms_norm.cu and, those with options, in rms_norm_options.cu; the pair of
 // rms_norm_parts.cu comes after them, and the last three are in rms_norm_any.cu. All but those with options and the last two are
-// for the common case, kResidual with a residual.
+// for the common case, kResidual and kResidualThree with a residual.
 enum Variant {
   kShort,
   kFull,
@@ -77,7 +77,9 @@ struct Problem {
   std::int64_t packs() const { return n / width(); }
   bool is_large() const { return rows * n > 1 << 22; }
   // Whether it counts that lanes without a vector ask for nothing of memory.
-  bool wants_lanes_full() const { return aligned && rows * n > 1 << 21; }
+  bool wants_lanes_full() const { return aligned && rows * n > 1 << 21 && dtype != kFloat64; }
+  // Vectors a thread, 3 or 5, where these leave fewer lanes without one and there are kernels for them; else 0.
+  unsigned odd_vectors(const Hardware& hw) const { return hw.tuned == 90 && wants_lanes_full() ? cuops::odd_vectors(packs()) : 0; }
 };
 
 // Whether all rows of two arrays start as many elements after a multiple of a pack's, so that packs start side by side.
@@ -138,7 +140,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& 
   auto variant = [&](Variant all, Variant no_weight, Variant with_wide_weight) {
     return problem.no_weight ? no_weight : wide_weight ? with_wide_weight : all;
   };
-  const unsigned odd = hw.tuned == 90 && problem.wants_lanes_full() ? odd_vectors(packs) : 0;
+  const unsigned odd = problem.odd_vectors(hw);
   if (odd && problem.no_weight) return Found({kThreeNoWeight, resident_shape(rows, packs, 3, 128)});
   if (odd && wide_weight) return Found({odd == 3 ? kThreeWideWeight : kFiveWideWeight, resident_shape(rows, packs, odd, 128)});
   if (problem.aligned) {
@@ -168,7 +170,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   using Found = std::pair<Variant, LaunchShape>;
   const std::int64_t rows = problem.rows, packs = problem.packs();
   const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
-  const unsigned odd = hw.tuned == 90 && !is_double && problem.wants_lanes_full() ? odd_vectors(packs) : 0;
+  const unsigned odd = problem.odd_vectors(hw);
   if (problem.common && problem.residual && problem.aligned && packs <= 1024 && !is_double && hw.tuned) {
     if (odd && 32 < packs && packs <= 96) return Found(kResidualThree, resident_shape(rows, packs, 3, 128));
     return Found(kResidual, resident_shape(rows, packs, 2, 512));
@@ -178,7 +180,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   if (odd) return Found(odd == 3 ? kThree : kFive, resident_shape(rows, packs, odd, 128));
   // Where caches hold x, the time is that of starting blocks, of which this leaves a quarter or half.
   const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
-  if (!is_double && ((problem.wants_lanes_full() && leaves_room(packs)) || (problem.aligned && many_blocks)))
+  if ((problem.wants_lanes_full() && leaves_room(packs)) || (problem.aligned && !is_double && many_blocks))
     return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
     const LaunchShape shape = resident_shape(rows, packs, 2, 256);

@@ -25,8 +25,8 @@ LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resid
 // Whether 2 vectors a thread leave many threads without a second one: 4 in fewer threads ask for more of memory at a time.
 bool leaves_room(std::int64_t packs);
 
-// Vectors a thread that leave the fewest lanes without one where rows are a little longer than a power of two of vectors, 3 or 5;
-// else 0.
+// Vectors a thread that leave few lanes without one where rows are a little longer than a power of two of vectors: 3, or 5 of
+// more than 32 (on fewer lanes, 5 are slower, as measured); else 0.
 unsigned odd_vectors(std::int64_t packs);
 
 // The row from which on L2 is not to keep what it keeps longest (passing.cuh) beyond the kernel: what comes before, later
