@@ -152,6 +152,27 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
     assert largest == 16 if room == 16 else largest <= 8
 
 
+@pytest.mark.parametrize("capability", [80, 86, 90, 103, 120])
+def test_rows_longer_than_a_power_of_two_have_kernels_on_every_gpu(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int
+):
+    """Of which those with 3 or 5 vectors a thread are for some alone; the driver refuses names that an image lacks."""
+    code = """
+        library = _backend.library()
+        for n in (72, 192, 264, 384, 520, 768, 1032):
+            x, y, h = (on_cuda(((1 << 22) // n + 1, n), "float16") for _ in range(3))
+            weights = None, on_cuda((n,), "float16"), on_cuda((n,), "float32")
+            for weight in weights:
+                library.rms_norm_fwd(y, None, None, x, None, weight, None, 1e-6, 0.0)
+                scratch = on_cuda((library.rms_norm_bwd_scratch(x, None, h, weight, False, False, 0.0),), "float32")
+                library.rms_norm_bwd(y, None, None, None, scratch, x, None, h, weight, 1e-6, 0.0)
+            library.rms_norm_fwd(y, h, None, x, x, weights[1], None, 1e-6, 0.0)
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
+    run(installation, ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    assert len(clusters(tmp_path / "log")) >= 49
+
+
 @pytest.mark.parametrize("room", [16, 8])
 def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
     installation: Installation, driver: Path, tmp_path: Path, room: int
@@ -200,6 +221,10 @@ def test_the_first_call_waits_for_no_search_for_garbage(installation: Installati
         print(passes.count("start"))
     """
     assert int(run(installation, code, LIBRARIES=driver)) <= 1  # the next one that was due
+    of_numpy = code.replace("library()", "gpu_for_host_arrays()")
+    assert int(run(installation, of_numpy, LIBRARIES=driver)) <= 1
+    without = "import gc; gc.disable()" + textwrap.dedent(code).replace("gc.isenabled()", "not gc.isenabled()")
+    assert run(installation, without, LIBRARIES=driver) == "0"
 
 
 def test_gpus_are_used_where_the_caller_says(installation: Installation, driver: Path, tmp_path: Path):

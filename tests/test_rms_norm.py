@@ -211,25 +211,32 @@ def test_more_rows_than_the_cache_holds(dtype, n, with_residual):
     [
         *[(2049, 65), (4099, 125), (16387, 49), (90_001, 24), (16, 32768), (17, 18440), (20, 20000)],
         *[(2048, 2), (384, 8), (4096, 32), (1024, 64)],  # rows that fill parts of warps
-        *[(262_144, 2), (40_960, 8), (32_769, 16), (16_384, 32), (8192, 64), (8196, 64)],
+        *[(262_144, 2), (40_960, 8), (32_769, 16), (16_384, 32), (8192, 64), (131_072, 32)],
     ],
 )
-def test_as_many_rows_as_have_a_kernel_of_their_own(rows, vectors, dtype):
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_as_many_rows_as_have_a_kernel_of_their_own(offset, rows, vectors, dtype):
     n = vectors * 16 // dtype.itemsize
     x, weight = torch.randn(rows, n, device="cuda", dtype=dtype), make((n,), dtype, "cuda", 1)
+    if offset:  # and rows apart
+        x = torch.cat([x, x[:, :64]], -1)[:, :n]
     x[rows // 7] = 0
     x[-2] *= torch.finfo(dtype).max / 1000
-    y, rstd = cuops.rms_norm(x, weight, return_rstd=True)
+    y, rstd = cuops.rms_norm(x, weight, weight_offset=offset, return_rstd=True)
     for part in (slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)):
-        want = definition(x[part], weight)
+        want = definition(x[part], weight, weight_offset=offset)
         assert_close(y[part], want[0], n)
         assert_close(rstd[part], want[2], n)
 
 
 @gpu
-@pytest.mark.parametrize("kind", ["weight", "no weight", "float32 weight", "residual", "float32 residual"])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    list(itertools.product([torch.float32, torch.float16, torch.bfloat16], ["weight", "no weight", "residual"]))
+    + list(itertools.product([torch.float16, torch.bfloat16], ["float32 weight", "float32 residual"])),
+    ids=str,
+)
 @pytest.mark.parametrize("vectors", [9, 24, 33, 40, 48, 49, 65, 80, 96, 98, 129, 160, 161])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_rows_that_are_longer_than_a_power_of_two(dtype, vectors, kind):
     n = vectors * 16 // dtype.itemsize
     rows = (1 << 21) // n + 1003
@@ -240,6 +247,8 @@ def test_many_rows_that_are_longer_than_a_power_of_two(dtype, vectors, kind):
     weight = None if kind == "no weight" else make((n,), wide if "weight" in kind else dtype, "cuda", 1)
     residual = torch.randn(rows, n, device="cuda", dtype=wide) if "residual" in kind else None
     y, *h, rstd = cuops.rms_norm(x, weight, residual=residual, return_rstd=True)
+    if residual is not None:
+        assert torch.equal(h[0], x + residual)
     h = h[0] if h else x
     for part in (slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)):
         want = definition(h[part], weight)
