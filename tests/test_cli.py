@@ -221,6 +221,13 @@ def test_leaving_out_every_implementation_is_refused(command, capsys):
     assert shown.out == ""
 
 
+def test_without_a_command_all_of_them_are_named(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.count("{doctor,run,check,profile,bench}")) == (2, 1)
+
+
 def test_check_of_everything_but_cuops_is_refused(capsys):
     assert main(["check", "rms_norm", *QUICK, "--without", "cuops", "--", "4", "64"]) == 1
     assert "--without: expected another implementation than the one that is checked" in capsys.readouterr().err

@@ -33,6 +33,13 @@ def test_bad_out_is_refused_by_name(device):
     assert_refused([("out", TypeError, lambda out=out: cuops.rms_norm(tensor, out=out)) for out in (tensor, x)], tensor)
 
 
+@pytest.mark.parametrize("sizes", [(8,), 8, torch.Size([8])], ids=str)
+def test_sizes_where_pytorch_has_them_are_told_their_name(sizes, device):
+    x = torch.ones(2, 8, device=device)
+    with pytest.raises(TypeError, match=r"^weight: expected an array, got sizes; for these: normalized_shape="):
+        cuops.rms_norm(x, sizes, torch.ones(8, device=device))
+
+
 def test_in_place_needs_a_writable_matrix(device):
     with pytest.raises(ValueError, match=r"x: expected at least 2 dimensions, got shape \(8,\)"):
         cuops.rms_norm_(np.ones(8))

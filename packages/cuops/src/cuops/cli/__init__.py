@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line of all subcommands."""
     made = argparse.ArgumentParser(prog="cuops", description="CUDA operators for PyTorch and NumPy.")
     made.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = made.add_subparsers(dest="command", required=True)
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").partition("\n")[0]
