@@ -210,12 +210,12 @@ def _no_collection() -> Iterator[None]:
 
 
 @functools.cache
+@_no_collection()
 def library() -> Any:
     """The FFI functions of the chosen backend. Raises one of cuops.errors."""
-    with _no_collection():
-        backend = choose()
-        errors.DamagedBackendError.command = reinstall(backend)  # for what its library raises
-        return load(backend)
+    backend = choose()
+    errors.DamagedBackendError.command = reinstall(backend)  # for what its library raises
+    return load(backend)
 
 
 def reinstall(backend: Backend) -> str:
@@ -261,13 +261,9 @@ def load(backend: Backend) -> Any:
 
 
 @functools.cache
+@_no_collection()
 def gpu_for_host_arrays() -> int | None:
     """The GPU that computes on NumPy arrays, or None where there is none, which leaves them to the CPU."""
-    with _no_collection():
-        return _gpu_for_host_arrays()
-
-
-def _gpu_for_host_arrays() -> int | None:
     if forced := os.environ.get("CUOPS_BACKEND"):
         _forced(forced, installed())
     try:
@@ -282,6 +278,6 @@ def _gpu_for_host_arrays() -> int | None:
     except errors.CuopsError as error:
         if os.environ.get("CUOPS_BACKEND"):
             raise
-        warnings.warn(f"NumPy arrays are computed on the CPU: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"NumPy arrays are computed on the CPU: {error}", RuntimeWarning, stacklevel=3)
         return None
     return 0
