@@ -153,10 +153,10 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 103, 120])
-def test_rows_longer_than_a_power_of_two_have_kernels_on_every_gpu(
+def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
     installation: Installation, driver: Path, tmp_path: Path, capability: int
 ):
-    """Of which those with 3 or 5 vectors a thread are for some alone; the driver refuses names that an image lacks."""
+    """Those with 3 or 5 vectors a thread, and of rows that fill their threads; the driver refuses names that an image lacks."""
     code = """
         library = _backend.library()
         for n in (72, 192, 264, 384, 520, 768, 1032):
@@ -167,10 +167,13 @@ def test_rows_longer_than_a_power_of_two_have_kernels_on_every_gpu(
                 scratch = on_cuda((library.rms_norm_bwd_scratch(x, None, h, weight, False, False, 0.0),), "float32")
                 library.rms_norm_bwd(y, None, None, None, scratch, x, None, h, weight, 1e-6, 0.0)
             library.rms_norm_fwd(y, h, None, x, x, weights[1], None, 1e-6, 0.0)
+        for shape in ((8, 256), (16384, 256), (131072, 256), (2048, 1024), (64, 2048)):
+            x, y = (on_cuda(shape, "float16") for _ in range(2))
+            library.rms_norm_fwd(y, None, None, x, None, on_cuda(shape[-1:], "float16"), None, 1e-6, 0.0)
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
     run(installation, ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
-    assert len(clusters(tmp_path / "log")) >= 49
+    assert len(clusters(tmp_path / "log")) >= 54
 
 
 @pytest.mark.parametrize("room", [16, 8])

@@ -210,8 +210,9 @@ def test_more_rows_than_the_cache_holds(dtype, n, with_residual):
     ("rows", "vectors"),
     [
         *[(2049, 65), (4099, 125), (16387, 49), (90_001, 24), (16, 32768), (17, 18440), (20, 20000)],
-        *[(2048, 2), (384, 8), (4096, 32), (1024, 64)],  # rows that fill parts of warps
-        *[(262_144, 2), (40_960, 8), (32_769, 16), (16_384, 32), (8192, 64), (131_072, 32)],
+        # rows that fill their threads
+        *[(2048, 2), (384, 8), (4096, 32), (1024, 64), (64, 128), (16, 256), (512, 512)],
+        *[(262_144, 2), (40_960, 8), (32_769, 16), (16_384, 32), (8192, 64), (131_072, 32), (2048, 128), (8192, 256)],
     ],
 )
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -223,9 +224,12 @@ def test_as_many_rows_as_have_a_kernel_of_their_own(offset, rows, vectors, dtype
     x[rows // 7] = 0
     x[-2] *= torch.finfo(dtype).max / 1000
     y, rstd = cuops.rms_norm(x, weight, weight_offset=offset, return_rstd=True)
-    for part in (slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)):
-        want = definition(x[part], weight, weight_offset=offset)
+    parts = slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)
+    wants = [definition(x[part], weight, weight_offset=offset) for part in parts]
+    cuops.rms_norm_(x, weight, weight_offset=offset)
+    for part, want in zip(parts, wants, strict=True):
         assert_close(y[part], want[0], n)
+        assert_close(x[part], want[0], n)
         assert_close(rstd[part], want[2], n)
 
 

@@ -50,6 +50,7 @@ __device__ int add_up_by_halves(float (&v)[kValues]) {
 struct Lanes {
   __device__ unsigned first() const { return threadIdx.x; }
   __device__ unsigned threads() const { return blockDim.x; }
+  __device__ bool any(bool condition) const { return __any_sync(0xffffffffu, condition); }
   template <class T, class Op>
   __device__ T reduce(T v, Op op) {
     return reduce_lanes(v, blockDim.x, op);

@@ -76,6 +76,15 @@ __device__ Vector<T> load_constant_here(const T* from) {
   return *reinterpret_cast<const Vector<T>*>(&v);
 }
 
+// Where it is written, too, from an array that the kernel writes later.
+template <class T, int kWidth>
+__device__ Pack<T, kWidth> load_here(const Pack<T, kWidth>* from) {
+  static_assert(sizeof(T) * kWidth == 16);
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return *reinterpret_cast<const Pack<T, kWidth>*>(&v);
+}
+
 // Brings what is there to L2, and to L1 where the GPU does.
 template <class T>
 __device__ void prefetch_constant(const T* from) {

@@ -15,6 +15,9 @@ namespace {
 enum Variant {
   kShort,
   kFull,
+  kFullFour,
+  kFullPassing,
+  kBlock,
   kThree,
   kFive,
   kResidual,
@@ -51,8 +54,8 @@ Kernel& kernel_of(DType dtype, Variant variant) {
   static const KernelTable table(
       "rms_norm_fwd_",
       {{"rms_norm",
-        {"_short", "_full", "_three", "_five", "_residual", "_residual_three", "_middle", "_wide", "_late", "_stay",
-         "_phased_short", "_phased"}},
+        {"_short", "_full", "_full_four", "_full_passing", "_block", "_three", "_five", "_residual", "_residual_three", "_middle",
+         "_wide", "_late", "_stay", "_phased_short", "_phased"}},
        {"rms_norm_options",
         {"_short_options", "_middle_options", "_wide_options", "_phased_short_options", "_phased_options", "_short_no_weight",
          "_three_no_weight", "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_three_wide_weight",
@@ -177,20 +180,32 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
   }
   if (!problem.common || problem.residual) return plan_with_options(problem, hw, device);
   if (!hw.tuned) return {};
+  // Whether L2 is smaller than x.
+  const bool passes = released_from(rows, problem.n * size_of(problem.dtype), hw) != kNoRow;
+  // Rows that fill their threads, of so many vectors each, and these their blocks.
+  auto fills = [&](std::int64_t vectors, const LaunchShape& shape) {
+    return packs == vectors * shape.block_x && rows % shape.block_y == 0;
+  };
+  const bool in_vectors = problem.aligned && !is_double, filled = hw.tuned == 90 && in_vectors && !passes;
+  if (filled && 32 <= packs && packs <= 128 && rows * packs >= (packs == 128 ? 1 << 18 : 1 << 19)) {
+    const LaunchShape shape = resident_shape(rows, packs, 4, 256);
+    if (fills(4, shape)) return Found(kFullFour, shape);
+  }
   if (odd) return Found(odd == 3 ? kThree : kFive, resident_shape(rows, packs, odd, 128));
   // Where caches hold x, the time is that of starting blocks, of which this leaves a quarter or half.
   const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
-  if ((problem.wants_lanes_full() && leaves_room(packs)) || (problem.aligned && !is_double && many_blocks))
+  if ((problem.wants_lanes_full() && leaves_room(packs)) || (in_vectors && many_blocks))
     return Found(kMiddle, resident_shape(rows, packs, 4, 384));
-  if (problem.aligned && !is_double && packs <= (problem.is_large() ? 256 : 512)) {
+  if (in_vectors && packs <= (problem.is_large() ? 256 : 512)) {
     const LaunchShape shape = resident_shape(rows, packs, 2, 256);
-    const bool full = shape.block_x <= 32 && packs == 2 * shape.block_x && rows % shape.block_y == 0;
-    return Found(full ? kFull : kShort, shape);
+    if (!fills(2, shape)) return Found(kShort, shape);
+    if (shape.block_x > 32) return Found(filled ? kBlock : kShort, shape);
+    return Found(passes && hw.tuned == 90 ? kFullPassing : kFull, shape);
   }
-  if (problem.aligned && !is_double && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
+  if (in_vectors && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
     return Found(kMiddle, resident_shape(rows, packs, 4, 384));
   // A few rows have several multiprocessors each.
-  if (problem.aligned && !is_double && hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
+  if (in_vectors && hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
     return Found(kMiddle, resident_shape(rows, packs, 4, 128));
   // Blocks that have a row alone are faster than clusters once there are many for each multiprocessor.
   if (problem.aligned && problem.width() == 8 && hw.capability == 90 && 2048 < packs && packs <= 4096 &&
@@ -204,7 +219,7 @@ std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& 
     const bool better = is_double || packs <= 2048 || packs > 3840 || rows <= 256;
     if (better && has_room(kernel_of(problem.dtype, kWide), device, shape)) return Found(kWide, shape);
   }
-  if (problem.aligned && !is_double && hw.clusters() && packs <= 4096 * hw.largest_cluster) {
+  if (in_vectors && hw.clusters() && packs <= 4096 * hw.largest_cluster) {
     const auto [stay, at_once] = stay_shape(problem, device);
     // A few more rows than that do not wait for those.
     if (hw.capability == 90 && 16384 < packs && packs <= 32768 && at_once < rows && 3 * rows <= 4 * at_once) {
