@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import re
 import struct
 import zipfile
@@ -13,7 +14,6 @@ from email.parser import BytesParser
 from functools import cached_property
 from pathlib import Path
 
-import lz4.block
 import pytest
 from auditwheel.architecture import Architecture
 from auditwheel.libc import Libc
@@ -37,7 +37,7 @@ NEEDED = {
     "libtvm_ffi.so",
 }
 CORE_BYTES, BACKEND_BYTES = 300_000, 10_000_000
-# Of csrc/host/image.cc: operator, capability, whether PTX, CUDA version, padding, offset, stored size, size.
+# Of csrc/host/image.cc: operator, capability, whether PTX, CUDA version, properties of LZMA, offset, stored size, size.
 IMAGE = struct.Struct("<32sIIIIQQQ")
 BUILD_PATH = re.compile(rb"/(?:builds?|github|home|mnt|opt|private|root|tmp|usr|var|work|__w|Users)/[\w.+-]+")
 
@@ -89,8 +89,10 @@ class Wheel:
         section = self.library.get_section_by_name(".cuops_images").data()
         found = []
         for i in range(struct.unpack_from("<Q", section)[0]):
-            op, capability, ptx, _, _, offset, stored, size = IMAGE.unpack_from(section, 8 + i * IMAGE.size)
-            code = lz4.block.decompress(section[offset : offset + stored], uncompressed_size=size)
+            op, capability, ptx, _, properties, offset, stored, size = IMAGE.unpack_from(section, 8 + i * IMAGE.size)
+            lzma1 = {"id": lzma.FILTER_LZMA1, "lc": properties % 9, "lp": properties // 9 % 5, "pb": properties // 45}
+            code = lzma.decompress(section[offset : offset + stored], lzma.FORMAT_RAW, filters=[lzma1])
+            assert len(code) == size, f"{op!r} has another size"
             found.append((op.rstrip(b"\0").decode(), capability, bool(ptx), code))
         return found
 

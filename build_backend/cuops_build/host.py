@@ -1,4 +1,4 @@
-"""The host library: C++ by the zig compiler of PyPI's wheel, against an old glibc, with the device images inside."""
+"""The host library: C++, and Zig where its library helps, by the compiler of PyPI's wheel, against an old glibc."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .nvrtc import BuildError
 GLIBC = "2.17"  # manylinux_2_17: every Linux that a CUDA driver runs on
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 FLAGS = ("-std=c++17", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", *WARNINGS)
+ZIG_FLAGS = ("-lc", "-O", "ReleaseFast", "-fPIC", "-fstrip")
 PRECOMPILED = Path("host", "precompiled.h")
 LINK = (
     *("-shared", "-s", "-O2", "-Wl,--gc-sections", "-Wl,-soname,libcuops.so", "-Wl,--build-id=none"),
@@ -72,7 +73,7 @@ def compile_runtime(machine: str) -> dict[str, bytes]:
 
 
 def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
-    """All of `csrc`'s C++ for x86_64 or aarch64: the same objects for all backends, of which one at a time compiles."""
+    """All of `csrc` for x86_64 or aarch64: the same objects for all backends, of which one at a time compiles."""
     csrc = csrc.resolve()
     ffi = Path(str(metadata.distribution("apache-tvm-ffi").locate_file("tvm_ffi")))
     headers = sorted(csrc.rglob("*.h"))
@@ -85,8 +86,8 @@ def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
             f"-I{ffi / 'include'}",
         )
         compiler = ("c++", *_target(machine), *FLAGS, *paths)
-        inputs = (*_versions(), *_target(machine), *FLAGS)
-        sources = sorted(csrc.rglob("*.cc"))
+        inputs = (*_versions(), *_target(machine), *FLAGS, *ZIG_FLAGS)
+        sources = sorted([*csrc.rglob("*.cc"), *csrc.rglob("*.zig")])
         names = {source: cache.key(*inputs, files=[source, *headers], root=csrc) for source in sources}
         stored = {source: cache.load(name) for source, name in names.items()}
         if None in stored.values():
@@ -95,7 +96,10 @@ def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:
         def compile_one(source: Path) -> tuple[str, bytes]:
             product, file = stored[source], f"{names[source]}.o"
             if product is None:
-                _zig(*compiler, "-include-pch", "headers.pch", "-c", str(source), "-o", file, cwd=scratch)
+                if source.suffix == ".zig":
+                    _zig("build-obj", *_target(machine), *ZIG_FLAGS, str(source), f"-femit-bin={file}", cwd=scratch)
+                else:
+                    _zig(*compiler, "-include-pch", "headers.pch", "-c", str(source), "-o", file, cwd=scratch)
                 product = (scratch / file).read_bytes()
                 cache.store(names[source], product)
             return file, product

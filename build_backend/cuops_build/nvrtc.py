@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import itertools
 import re
 import subprocess
@@ -175,25 +176,36 @@ def compile_images(cuda: Cuda, csrc: Path, jobs: int) -> Iterator[Image]:
             pool.shutdown(cancel_futures=True)  # what is left where one failed
 
 
+def _compress(image: Image) -> tuple[int, bytes]:
+    """The properties of an LZMA stream, as csrc/host/lzma.zig has them, and the stream; instructions have 16 bytes."""
+    import lzma
+
+    lc, lp, pb = (3, 0, 0) if image.ptx else (0, 4, 4)
+    properties = (pb * 5 + lp) * 9 + lc
+    name = cache.key("lzma", str(properties), hashlib.sha256(image.code).hexdigest())
+    stream = cache.load(name)
+    if stream is None:
+        size = max(len(image.code), 4096)
+        options = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": size}
+        stream = lzma.compress(image.code, lzma.FORMAT_RAW, filters=[{**options, "lc": lc, "lp": lp, "pb": pb}])
+        cache.store(name, stream)
+    return properties, stream
+
+
 def pack(images: Iterable[Image]) -> bytes:
-    """The images as csrc/host/image.cc reads them: a count, entries, LZ4 blocks."""
+    """The images as csrc/host/image.cc reads them: a count, entries, LZMA streams."""
     import struct
 
-    import lz4.block
-
     images = list(images)
+    with ThreadPoolExecutor() as pool:
+        compressed = list(pool.map(_compress, images))
     entry = struct.Struct("<32sIIIIQQQ")
     offset = 8 + entry.size * len(images)
-    entries, blocks = [], []
-    for image in images:
+    entries = []
+    for image, (properties, stream) in zip(images, compressed, strict=True):
         if len(image.source) >= 32:
             raise BuildError(f"{image.source}.cu: expected a name of less than 32 characters")
-        block = lz4.block.compress(image.code, mode="high_compression", compression=12, store_size=False)
-        entries.append(
-            entry.pack(
-                image.source.encode(), image.capability, image.ptx, image.cuda, 0, offset, len(block), len(image.code)
-            )
-        )
-        blocks.append(block)
-        offset += len(block)
-    return struct.pack("<Q", len(images)) + b"".join(entries) + b"".join(blocks)
+        facts = image.capability, image.ptx, image.cuda, properties, offset, len(stream), len(image.code)
+        entries.append(entry.pack(image.source.encode(), *facts))
+        offset += len(stream)
+    return struct.pack("<Q", len(images)) + b"".join(entries) + b"".join(stream for _, stream in compressed)

@@ -19,7 +19,7 @@ BUILD_REQUIRES = (
     "setuptools-scm==10.3.4",
     "tomli==2.2.1; python_version < '3.11'",
 )
-COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "lz4==4.4.5", "ziglang==0.17.0")
+COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "ziglang==0.17.0")
 
 PYPROJECT = """\
 # Derived from cuda.toml; change that, then run `nox -s regenerate`.

@@ -8,53 +8,24 @@
 // Written by build_backend/cuops_build/nvrtc.py: a count, that many entries, the compressed images.
 extern "C" const unsigned char cuops_images[];
 
+// Of lzma.zig.
+extern "C" bool cuops_decompress_lzma(const unsigned char* in, std::size_t in_size, unsigned char properties, unsigned char* out,
+                                      std::size_t out_size);
+
 namespace cuops {
 namespace {
 
 struct Entry {
   char source[32];
-  std::uint32_t capability, ptx, cuda, unused;
+  std::uint32_t capability, ptx, cuda, properties;
   std::uint64_t offset, stored_size, size;
 };
-
-// One LZ4 block (the format's description is in the LZ4 project's doc/lz4_Block_format.md).
-bool decompress_lz4(const unsigned char* in, std::size_t in_size, char* out, std::size_t out_size) {
-  const unsigned char* const in_end = in + in_size;
-  char* const begin = out;
-  char* const end = out + out_size;
-  auto length_of = [&](std::size_t nibble) {
-    std::size_t length = nibble;
-    for (unsigned char more = 255; nibble == 15 && more == 255 && in < in_end;) length += more = *in++;
-    return length;
-  };
-  while (in < in_end) {
-    const unsigned char token = *in++;
-    const std::size_t literals = length_of(token >> 4);
-    if (literals > std::size_t(in_end - in) || literals > std::size_t(end - out)) return false;
-    std::memcpy(out, in, literals);
-    in += literals;
-    out += literals;
-    if (in == in_end) break;  // the last sequence has no match
-    if (in_end - in < 2) return false;
-    const std::size_t distance = in[0] | in[1] << 8;
-    in += 2;
-    const std::size_t match = length_of(token & 15) + 4;
-    if (distance == 0 || distance > std::size_t(out - begin) || match > std::size_t(end - out)) return false;
-    if (distance >= match) {
-      std::memcpy(out, out - distance, match);
-    } else {
-      for (std::size_t i = 0; i < match; ++i) out[i] = out[i - distance];  // each as it was just written
-    }
-    out += match;
-  }
-  return out == end;
-}
 
 }  // namespace
 
 std::vector<char> Image::decompress() const {
   std::vector<char> out(size + 1);  // PTX is text that ends with a zero
-  if (!decompress_lz4(stored, stored_size, out.data(), size)) {
+  if (!cuops_decompress_lzma(stored, stored_size, properties, reinterpret_cast<unsigned char*>(out.data()), size)) {
     raise("cuops.errors.DamagedBackendError", "the image of " + source + " in the cuops library is damaged");
   }
   return out;
@@ -68,8 +39,8 @@ const std::vector<Image>& images() {
     for (std::uint64_t i = 0; i < count; ++i) {
       Entry e;
       std::memcpy(&e, cuops_images + sizeof count + i * sizeof e, sizeof e);
-      found.push_back({e.source, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda), cuops_images + e.offset,
-                       e.stored_size, e.size});
+      found.push_back({e.source, static_cast<int>(e.capability), e.ptx != 0, static_cast<int>(e.cuda),
+                       static_cast<unsigned char>(e.properties), cuops_images + e.offset, e.stored_size, e.size});
     }
     return found;
   }());

@@ -7,10 +7,11 @@
 namespace cuops {
 
 struct Image {
-  std::string source;  // its stem: rms_norm
-  int capability;      // 90 is compute capability 9.0
-  bool ptx;            // for the driver to compile, rather than machine code
-  int cuda;            // the version of the toolchain that made it: 128 is CUDA 12.8
+  std::string source;        // its stem: rms_norm
+  int capability;            // 90 is compute capability 9.0
+  bool ptx;                  // for the driver to compile, rather than machine code
+  int cuda;                  // the version of the toolchain that made it: 128 is CUDA 12.8
+  unsigned char properties;  // of LZMA
   const unsigned char* stored;
   std::size_t stored_size, size;
 
