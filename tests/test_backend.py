@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from installation import Installation
+from test_wheels import Wheel
 
 RUN = """
     import ctypes, cuops, numpy
@@ -186,6 +187,17 @@ def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
         _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
     """
     assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
+
+
+@pytest.mark.parametrize("capability", [90, 130])
+def test_an_image_reaches_the_driver_as_it_was_compiled(
+    installation: Installation, driver: Path, backend_wheel: Path, tmp_path: Path, capability: int
+):
+    run(installation, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_IMAGE=tmp_path / "image")
+    image = (tmp_path / "image").read_bytes()
+    assert len(image) > 10_000
+    (op,) = (op for op, _, _, code in Wheel.read(backend_wheel).images() if code.startswith(image))
+    assert op == "rms_norm_options"  # as x has no weight
 
 
 def test_an_array_larger_than_any_memory_is_refused(installation: Installation, driver: Path):

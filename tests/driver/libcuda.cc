@@ -1,7 +1,8 @@
 // A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
 // STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1) and STAND_IN_ROOM (16), the blocks that a cluster has
 // room for, describe it; STAND_IN_FAIL, like
-// cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch.
+// cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch,
+// STAND_IN_IMAGE one for the last image loaded, up to the table of sections.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -85,6 +86,11 @@ int load(void** loaded, const void* image, const char* as) {
   auto* const found = static_cast<Loaded*>(malloc(sizeof(Loaded)));
   *found = {static_cast<char*>(malloc(size)), size};
   memcpy(found->code, bytes, size);
+  if (const char* path = getenv("STAND_IN_IMAGE")) {
+    FILE* file = fopen(path, "wb");
+    fwrite(bytes, 1, size, file);
+    fclose(file);
+  }
   *loaded = found;
   return 0;
 }
