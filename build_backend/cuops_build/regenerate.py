@@ -35,8 +35,8 @@ name = "{c.distribution}"
 dynamic = ["version", "dependencies"]
 description = "CUDA {c.cuda} backend of cuops"
 readme = "README.md"
-license = "Apache-2.0"
-license-files = ["LICENSE"]
+license = "Apache-2.0 AND MIT"
+license-files = ["LICENSE", "csrc/host/lzma.zig.LICENSE"]
 requires-python = ">=3.10"
 classifiers = ["Environment :: GPU :: NVIDIA CUDA", "Operating System :: POSIX :: Linux", "Programming Language :: Python :: 3"]
 entry-points."cuops.backends".{c.name} = "{c.package}"
