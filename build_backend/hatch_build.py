@@ -35,7 +35,8 @@ class Contents(BuildHookInterface):
         if row:
             self.build_backend(table.row(self.metadata.name.removeprefix("cuops-"), row), build_data)
         bill = Path(self.scratch.name, f"{self.metadata.name}.cdx.json")
-        bill.write_bytes(sbom.cyclonedx(self.metadata.name, self.metadata.version, row["wheels"] if row else ()))
+        facts = self.metadata.name, self.metadata.version, self.metadata.core.license_expression
+        bill.write_bytes(sbom.cyclonedx(*facts, row["wheels"] if row else ()))
         build_data["sbom_files"].append(str(bill))
 
     def build_backend(self, cuda: table.Cuda, build_data: dict[str, Any]) -> None:

@@ -52,13 +52,13 @@ def test_check_fails_when_cuops_is_wrong(wrong, capsys, monkeypatch):
 
 def test_check_says_why_an_implementation_fails(capsys, monkeypatch):
     def refuse(*_):
-        raise RuntimeError("no kernel for this shape\nin a line")
+        raise RuntimeError("no kernel for this shape\n\nin a line")
 
     monkeypatch.setitem(operator.IMPLEMENTATIONS, "loop", lambda: refuse)
     assert main(["check", "kron", *QUICK, "--", "4", "8", "8"]) == 0
     table, below, *_ = capsys.readouterr().out.split("loop fails: ")
     assert re.search("loop +RuntimeError +fails\n", table)
-    assert below.startswith("RuntimeError: no kernel for this shape\n\nbackward ")
+    assert below.startswith("RuntimeError: no kernel for this shape in a line\n\nbackward ")
 
 
 @pytest.mark.parametrize(("name", "calls"), [("v1", "aten::mm"), ("v2", "aten::bmm"), ("v3", "cuops::kron_linear_fwd")])

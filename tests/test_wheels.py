@@ -198,6 +198,7 @@ def check_paths(wheel: Wheel, folder: Path) -> None:
 def check_bill_of_materials(wheel: Wheel, folder: Path) -> None:
     bill = json.loads(wheel.files[wheel.only(".cdx.json")])
     assert bill["metadata"]["component"]["version"] == wheel.metadata["Version"]
+    assert bill["metadata"]["component"]["licenses"] == [{"expression": wheel.metadata["License-Expression"]}]
     listed = {f"{component['name']}=={component['version']}" for component in bill["components"]}
     assert listed >= set(wheel.row.wheels if wheel.row else ())
 

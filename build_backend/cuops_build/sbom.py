@@ -19,8 +19,8 @@ def _component(name: str, version: str, scope: str) -> dict[str, Any]:
     return {"type": "library", "name": name, "version": version, "scope": scope, "bom-ref": purl, "purl": purl}
 
 
-def cyclonedx(name: str, version: str, toolchain: Iterable[str] = ()) -> bytes:
-    """The bill of `name`: what the wheels of `toolchain` (name==version) and the C++ compiler left in it."""
+def cyclonedx(name: str, version: str, licenses: str, toolchain: Iterable[str] = ()) -> bytes:
+    """The bill of `name`: what the wheels of `toolchain` (name==version) and the compiler left in it."""
     pins = [tuple(pin.split("==")) for pin in toolchain]
     if pins:
         pins += [(package, metadata.version(package)) for package in EMBEDDED]
@@ -31,7 +31,7 @@ def cyclonedx(name: str, version: str, toolchain: Iterable[str] = ()) -> bytes:
         "bom-ref": _purl(name, version),
         "purl": _purl(name, version),
     }
-    root["licenses"] = [{"license": {"id": "Apache-2.0"}}]  # type: ignore[assignment]
+    root["licenses"] = [{"expression": licenses}]  # type: ignore[assignment]
     bill = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",

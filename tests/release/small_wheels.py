@@ -30,7 +30,7 @@ def write_wheel(folder: Path, name: str, version: str, tag: str, requires: str =
         f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     if bill:
-        files[f"{stem}.dist-info/sboms/{name}.cdx.json"] = sbom.cyclonedx(name, version).decode()
+        files[f"{stem}.dist-info/sboms/{name}.cdx.json"] = sbom.cyclonedx(name, version, "Apache-2.0").decode()
     record = "".join(f"{path},,\n" for path in files) + f"{stem}.dist-info/RECORD,,\n"
     with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
         for path, text in {**files, f"{stem}.dist-info/RECORD": record}.items():

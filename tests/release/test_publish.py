@@ -178,8 +178,8 @@ def test_the_bill_of_materials_is_valid_cyclonedx():
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    bill = sbom.cyclonedx("cuops-cu121", "1.0.0", ["nvidia-cuda-nvrtc-cu12==12.1.105"])
+    bill = sbom.cyclonedx("cuops-cu121", "1.0.0", "Apache-2.0 AND MIT", ["nvidia-cuda-nvrtc-cu12==12.1.105"])
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode()) is None
     names = {component["name"] for component in json.loads(bill)["components"]}
     assert names == {"nvidia-cuda-nvrtc-cu12", "apache-tvm-ffi", "ziglang"}
-    assert bill == sbom.cyclonedx("cuops-cu121", "1.0.0", ["nvidia-cuda-nvrtc-cu12==12.1.105"])
+    assert bill == sbom.cyclonedx("cuops-cu121", "1.0.0", "Apache-2.0 AND MIT", ["nvidia-cuda-nvrtc-cu12==12.1.105"])

@@ -166,7 +166,7 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
 
 def why(error: Exception) -> str:
     """What an implementation failed of, in a line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def compared(
