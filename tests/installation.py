@@ -65,6 +65,12 @@ class Installation:
             check=False,
         )
 
+    def output(self, code: str, **environment: object) -> str:
+        """What code that ends well prints."""
+        done = self.run(code, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
 
 def compile_driver(folder: Path, *options: str) -> Path:
     """The folder with the stand-in for the CUDA driver."""

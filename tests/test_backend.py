@@ -19,52 +19,13 @@ RUN = """
     print(_backend.choose().name)
 """
 
-# Arrays on the stand-in's GPU, whose memory is the host's.
-ON_CUDA = textwrap.dedent("""
-    import ctypes, numpy, tvm_ffi
-    from cuops import _backend
-
-    class OnCuda:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack_device__(self):
-            return 2, 0
-
-        def __dlpack__(self, **_):
-            capsule = self.array.__dlpack__()
-            pointer = ctypes.pythonapi.PyCapsule_GetPointer
-            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-            ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # after the address, the device
-            return capsule
-
-    def on_cuda(size, dtype):
-        memory = numpy.zeros(numpy.prod(size, dtype=int) + 64, dtype)
-        start = -memory.ctypes.data % 16 // memory.itemsize
-        return tvm_ffi.from_dlpack(OnCuda(memory[start:][: numpy.prod(size, dtype=int)].reshape(size)))
-""")
-
 
 def run(installation: Installation, code: str = RUN, **environment: object) -> str:
-    done = installation.run(code, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return installation.output(code, **environment)
 
 
 def loads(log: Path) -> list[str]:
     return [line for line in log.read_text().splitlines() if not line.startswith("launch")]
-
-
-def clusters(log: Path) -> list[int]:
-    """How many blocks those of each launch have."""
-    return [int(line.rsplit(maxsplit=1)[1]) for line in log.read_text().splitlines() if line.startswith("launch")]
-
-
-def clusters_on_cuda(installation: Installation, driver: Path, log: Path, code: str, room: int) -> list[int]:
-    """Those of code that makes its arrays `on_cuda`, on a part of a GPU that has room for clusters of so many."""
-    settings = {"STAND_IN_CAPABILITY": 90, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
-    run(installation, ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
-    return clusters(log)
 
 
 @pytest.mark.parametrize(
@@ -104,89 +65,6 @@ def test_image_for_a_compute_capability(
     log = tmp_path / "log"
     run(installation, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
     assert loads(log) == [f"library {image}"]
-
-
-@pytest.mark.parametrize(
-    ("capability", "room", "largest"),
-    [(80, 16, 1), (90, 16, 16), (90, 8, 8), (103, 16, 16), (110, 16, 8), (120, 16, 8)],
-)
-def test_clusters_are_no_larger_than_a_gpu_has_room_for(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int, room: int, largest: int
-):
-    log = tmp_path / "log"
-    code = """
-        import cuops, numpy
-        for dtype in ("float32", "float64"):
-            for lead in (0, 1):  # rows that are whole vectors, and rows that are not
-                cuops.rms_norm(numpy.ones((2, (1 << 20) + lead), dtype))
-        cuops.rms_norm(numpy.ones((2, 65536)), numpy.ones(65536))
-    """
-    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
-    run(installation, code, LIBRARIES=driver, **settings)
-    assert {*clusters(log)} == {largest}
-
-
-@pytest.mark.parametrize("room", [16, 8])
-@pytest.mark.parametrize(
-    ("shape", "dtype", "wanted"),
-    [
-        ((4, 16384), "float16", True),
-        ((64, 8192), "float32", True),
-        ((1, 200000), "float64", True),
-        ((1, 71416), "float16", False),
-    ],
-    ids=str,
-)
-def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
-    installation: Installation, driver: Path, tmp_path: Path, shape, dtype, wanted: bool, room: int
-):
-    code = f"""
-        shape, dtype, wanted = {shape}, {dtype!r}, {wanted}
-        library = _backend.library()
-        dx, dy, h = (on_cuda(shape, dtype) for _ in range(3))
-        dweight, weight = (on_cuda(shape[-1:], dtype) if wanted else None for _ in range(2))
-        size = library.rms_norm_bwd_scratch(dy, None, h, weight, wanted, False, 0.0)
-        scratch = on_cuda((size,), "float64" if dtype == "float64" else "float32")
-        library.rms_norm_bwd(dx, None, dweight, None, scratch, dy, None, h, weight, 1e-6, 0.0)
-    """
-    largest = max(clusters_on_cuda(installation, driver, tmp_path / "log", code, room))
-    assert largest == 16 if room == 16 else largest <= 8
-
-
-@pytest.mark.parametrize("capability", [80, 86, 90, 103, 120])
-def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int
-):
-    """Those with 3 or 5 vectors a thread, and of rows that fill their threads; the driver refuses names that an image lacks."""
-    code = """
-        library = _backend.library()
-        for n in (72, 192, 264, 384, 520, 768, 1032):
-            x, y, h = (on_cuda(((1 << 22) // n + 1, n), "float16") for _ in range(3))
-            weights = None, on_cuda((n,), "float16"), on_cuda((n,), "float32")
-            for weight in weights:
-                library.rms_norm_fwd(y, None, None, x, None, weight, None, 1e-6, 0.0)
-                scratch = on_cuda((library.rms_norm_bwd_scratch(x, None, h, weight, False, False, 0.0),), "float32")
-                library.rms_norm_bwd(y, None, None, None, scratch, x, None, h, weight, 1e-6, 0.0)
-            library.rms_norm_fwd(y, h, None, x, x, weights[1], None, 1e-6, 0.0)
-        for shape in ((8, 256), (16384, 256), (131072, 256), (2048, 1024), (64, 2048)):
-            x, y = (on_cuda(shape, "float16") for _ in range(2))
-            library.rms_norm_fwd(y, None, None, x, None, on_cuda(shape[-1:], "float16"), None, 1e-6, 0.0)
-    """
-    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
-    run(installation, ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
-    assert len(clusters(tmp_path / "log")) >= 54
-
-
-@pytest.mark.parametrize("room", [16, 8])
-def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
-    installation: Installation, driver: Path, tmp_path: Path, room: int
-):
-    code = """
-        x, dy = (on_cuda((4096, 16, 1), "float32") for _ in range(2))
-        w, dw = (on_cuda((16, 16), "float32") for _ in range(2))
-        _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
-    """
-    assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
 
 
 @pytest.mark.parametrize("capability", [90, 130])

@@ -185,9 +185,9 @@ def _compress(image: Image) -> tuple[int, bytes]:
     name = cache.key("lzma", str(properties), hashlib.sha256(image.code).hexdigest())
     stream = cache.load(name)
     if stream is None:
-        size = max(len(image.code), 4096)
-        options = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": size}
-        stream = lzma.compress(image.code, lzma.FORMAT_RAW, filters=[{**options, "lc": lc, "lp": lp, "pb": pb}])
+        lzma1 = {"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "lc": lc, "lp": lp, "pb": pb}
+        lzma1["dict_size"] = max(len(image.code), 4096)
+        stream = lzma.compress(image.code, lzma.FORMAT_RAW, filters=[lzma1])
         cache.store(name, stream)
     return properties, stream
 
