@@ -127,68 +127,6 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   }
 }
 
-// Rows that fill their teams, kVectors vectors a thread. Where caches hold x, the time is that of the instructions, and an empty
-// cache has to bring them, so there are as few as can be. kPasses: x passes L2, which is smaller.
-template <class T, int kVectors, bool kPasses, class Mates>
-__device__ void rms_norm_fwd_filled(const RmsNormFwdParams& p, long long row, Mates team) {
-  using Acc = Accumulator<T>;
-  constexpr int kWidth = kVectorWidth<T>;
-  const T* const x = static_cast<const T*>(p.x.data) + row * p.x.stride;
-  T* const y = static_cast<T*>(p.y.data) + row * p.y.stride;
-  const T* const parameter = static_cast<const T*>(p.weight);
-  auto pack = [&](int i) { return threadIdx.x + i * blockDim.x; };
-  if (p.overlaps) wait_for_previous();
-
-  Vector<T> weight[kVectors], held[kVectors];
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) weight[i] = load_constant(reinterpret_cast<const Vector<T>*>(parameter) + pack(i));
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const auto* const from = reinterpret_cast<const Vector<T>*>(x) + pack(i);
-    held[i] = kPasses ? Passing(true).load(from) : load_here(from);
-  }
-  Acc sum = 0;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const auto wide = convert<Acc>(held[i]);
-    Acc part = 0;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) part += wide.at[j] * wide.at[j];
-    sum += part;
-  }
-  sum = team.reduce(sum, Sum());
-  const auto& constants = scalars<Acc>(p);
-  const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
-  Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
-  if (__builtin_expect(team.any(!(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest)), 0))
-    return careful_row(x, y, parameter, rstd_at, p.n, constants, team);
-  const Acc rstd = rsqrt_rn(mean_eps);
-  if (rstd_at && threadIdx.x == 0) *rstd_at = rstd;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    auto wide = convert<Acc>(held[i]);
-    const auto factor = convert<Acc>(weight[i]);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);
-    store(reinterpret_cast<Vector<T>*>(y) + pack(i), convert<T>(wide));
-  }
-  if (kPasses && row >= p.released_from) Passing::release<T>(p.x, p.rows, p.n, row, threadIdx.x);
-}
-
-// A part of a warp has a row.
-template <class T, int kVectors, bool kPasses>
-__device__ void rms_norm_fwd_full(const RmsNormFwdParams& p) {
-  rms_norm_fwd_filled<T, kVectors, kPasses>(p, static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y, Lanes());
-}
-
-// A block of two warps and more has one.
-template <class T, int kVectors>
-__device__ void rms_norm_fwd_block(const RmsNormFwdParams& p) {
-  __builtin_assume(blockDim.x > 32);
-  CUOPS_TEAM_OF(Accumulator<T>, 1, false, team);
-  rms_norm_fwd_filled<T, kVectors, false>(p, blockIdx.x, team);
-}
-
 // Wide rows, a row a cluster. Clusters stay until all rows are done, so that a thread keeps its part of the weight; while a row is
 // worked on, the next one is on its way to registers.
 template <class T, int kResident>
@@ -261,33 +199,28 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor to hide one another's
-// waits, which bounds the registers; of `held`, vectors a thread; phased, residual, clusters, late; of `full` and `block`, vectors
-// a thread, and of `full` whether x passes L2.
-#define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, kernel, ...)                                                         \
+// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late.
+#define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
-    cuops::rms_norm_fwd_##kernel<T, __VA_ARGS__>(p);                                                                          \
+    cuops::rms_norm_fwd_held<T, __VA_ARGS__>(p);                                                                              \
   }
-#define RMS_NORM_FWD_OF(name, T)                                     \
-  RMS_NORM_FWD(name, T, short, 512, 3, held, 2)                      \
-  RMS_NORM_FWD(name, T, full, 128, 12, full, 2, false)               \
-  RMS_NORM_FWD(name, T, residual, 512, 2, held, 2, false, true)      \
-  RMS_NORM_FWD(name, T, middle, 512, 2, held, 4, false, false, true) \
-  RMS_NORM_FWD(name, T, wide, 256, 2, held, 8, false, false, true)   \
-  RMS_NORM_FWD(name, T, phased_short, 256, 4, held, 2, true)         \
-  RMS_NORM_FWD(name, T, phased, 256, 2, held, 8, true)
+#define RMS_NORM_FWD_OF(name, T)                               \
+  RMS_NORM_FWD(name, T, short, 512, 3, 2)                      \
+  RMS_NORM_FWD(name, T, residual, 512, 2, 2, false, true)      \
+  RMS_NORM_FWD(name, T, middle, 512, 2, 4, false, false, true) \
+  RMS_NORM_FWD(name, T, wide, 256, 2, 8, false, false, true)   \
+  RMS_NORM_FWD(name, T, phased_short, 256, 4, 2, true)         \
+  RMS_NORM_FWD(name, T, phased, 256, 2, 8, true)
 RMS_NORM_FWD_OF(f32, float)
 RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
-RMS_NORM_FWD(f64, double, wide, 256, 2, held, 8, false, false, true)
+RMS_NORM_FWD(f64, double, wide, 256, 2, 8, false, false, true)
 #if CUOPS_TUNED == 90  // where they are known to be faster
-#define RMS_NORM_FWD_90(name, T)                                      \
-  RMS_NORM_FWD(name, T, full_four, 128, 8, full, 4, false)            \
-  RMS_NORM_FWD(name, T, full_passing, 128, 12, full, 2, true)         \
-  RMS_NORM_FWD(name, T, block, 256, 6, block, 2)                      \
-  RMS_NORM_FWD(name, T, three, 128, 8, held, 3)                       \
-  RMS_NORM_FWD(name, T, five, 128, 6, held, 5)                        \
-  RMS_NORM_FWD(name, T, residual_three, 128, 6, held, 3, false, true) \
-  RMS_NORM_FWD(name, T, late, 512, 2, held, 8, false, false, true, true)
+#define RMS_NORM_FWD_90(name, T)                                \
+  RMS_NORM_FWD(name, T, three, 128, 8, 3)                       \
+  RMS_NORM_FWD(name, T, five, 128, 6, 5)                        \
+  RMS_NORM_FWD(name, T, residual_three, 128, 6, 3, false, true) \
+  RMS_NORM_FWD(name, T, late, 512, 2, 8, false, false, true, true)
 RMS_NORM_FWD_90(f32, float)
 RMS_NORM_FWD_90(f16, __half)
 RMS_NORM_FWD_90(bf16, __nv_bfloat16)

@@ -211,25 +211,41 @@ def test_more_rows_than_the_cache_holds(dtype, n, with_residual):
     [
         *[(2049, 65), (4099, 125), (16387, 49), (90_001, 24), (16, 32768), (17, 18440), (20, 20000)],
         # rows that fill their threads
-        *[(2048, 2), (384, 8), (4096, 32), (1024, 64), (64, 128), (16, 256), (512, 512)],
+        *[
+            (2048, 2),
+            (384, 8),
+            (4096, 32),
+            (1024, 64),
+            (64, 128),
+            (16, 256),
+            (256, 512),
+            (512, 384),
+            (2048, 512),
+            (700, 1024),
+        ],
         *[(262_144, 2), (40_960, 8), (32_769, 16), (16_384, 32), (8192, 64), (131_072, 32), (2048, 128), (8192, 256)],
     ],
 )
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_as_many_rows_as_have_a_kernel_of_their_own(offset, rows, vectors, dtype):
+@pytest.mark.parametrize("kind", ["weight", "offset", "no weight", "float32 weight", "residual"])
+def test_as_many_rows_as_have_a_kernel_of_their_own(kind, rows, vectors, dtype):
     n = vectors * 16 // dtype.itemsize
-    x, weight = torch.randn(rows, n, device="cuda", dtype=dtype), make((n,), dtype, "cuda", 1)
+    x = torch.randn(rows, n, device="cuda", dtype=dtype)
+    weight = None if kind == "no weight" else make((n,), torch.float32 if "float32" in kind else dtype, "cuda", 1)
+    offset = 1.0 if kind == "offset" else 0.0
+    residual = torch.randn_like(x) if kind == "residual" else None
     if offset:  # and rows apart
         x = torch.cat([x, x[:, :64]], -1)[:, :n]
     x[rows // 7] = 0
     x[-2] *= torch.finfo(dtype).max / 1000
-    y, rstd = cuops.rms_norm(x, weight, weight_offset=offset, return_rstd=True)
-    parts = slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)
-    wants = [definition(x[part], weight, weight_offset=offset) for part in parts]
-    cuops.rms_norm_(x, weight, weight_offset=offset)
-    for part, want in zip(parts, wants, strict=True):
+    y, *h, rstd = cuops.rms_norm(x, weight, residual=residual, weight_offset=offset, return_rstd=True)
+    if residual is not None:
+        assert torch.equal(h[0], x + residual)
+    h = h[0] if h else x.clone()
+    in_place = y if residual is not None else cuops.rms_norm_(x, weight, weight_offset=offset)
+    for part in (slice(0, 4), slice(rows // 7, None, rows // 7), slice(-4, None)):
+        want = definition(h[part], weight, weight_offset=offset)
         assert_close(y[part], want[0], n)
-        assert_close(x[part], want[0], n)
+        assert_close(in_place[part], want[0], n)
         assert_close(rstd[part], want[2], n)
 
 

@@ -61,6 +61,42 @@ def test_rows_that_lie_anywhere(dtypes, device):
         assert_close(y, definition(h)[0], x.shape[-1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["weight", "float32 weight", "no weight"])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 8), (3, 72)]
+    + [
+        pytest.param(shape, marks=gpu)
+        for shape in [
+            *[
+                (64, 1024),
+                (40_000, 72),
+                (20_000, 264),
+                (8200, 520),
+                (8192, 600),
+                (4100, 768),
+                (2100, 1032),
+                (3000, 2048),
+            ],
+            *[(4, 4096), (300, 5120), (12, 8192), (400, 8192), (300, 9216), (20, 32768), (2, 65536), (700, 1001)],
+        ]
+    ],
+    ids=str,
+)
+def test_a_stream_in_float32_of_any_length(shape, kind, dtype, device):
+    x, residual = make(shape, dtype, device), make(shape, torch.float32, device, 1)
+    weight = None if kind == "no weight" else make(shape[-1:], torch.float32 if "float32" in kind else dtype, device, 2)
+    residual[1] *= 1e25
+    y, h, rstd = cuops.rms_norm(x, weight, residual=residual, eps=0.0, weight_offset=0.5, return_rstd=True)
+    assert torch.equal(h, x + residual)
+    some = [0, 1, len(x) // 2, -1]
+    want = definition(h[some], weight, eps=0.0, weight_offset=0.5)
+    assert y.dtype == dtype
+    assert_close(y[some], want[0], shape[-1])
+    assert_close(rstd[some], want[2], shape[-1])
+
+
 @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
 @pytest.mark.parametrize(
     "shape",

@@ -27,8 +27,9 @@ __device__ Acc careful_sum(Acc sqrt_eps, Team& team, Acc& scale, ForEach&& for_e
 // All of a row whose squares overflow or drown: a power of two brings the larger of the row and sqrt(eps) near 1, exactly. Out of
 // line and from memory, so that ordinary rows pay nothing for it. Its arguments are values: a reference would move all parameters
 // of the kernel to the stack. Without y, for threads that only help others to reduce.
-template <class T, class Team>
-__device__ __noinline__ void careful_row(const T* x, T* y, const T* weight, Accumulator<T>* rstd, long long n,
+// The weight is of void where there is none.
+template <class T, class W, class Team>
+__device__ __noinline__ void careful_row(const T* x, T* y, const W* weight, Accumulator<T>* rstd, long long n,
                                          RmsNormScalars<Accumulator<T>> s, Team team) {
   using Acc = Accumulator<T>;
   Acc scale = 1;
@@ -42,7 +43,9 @@ __device__ __noinline__ void careful_row(const T* x, T* y, const T* weight, Accu
   if (rstd && team.first() == 0) *rstd = scale * factor;
 #pragma unroll 1
   for (long long i = team.first(); i < n; i += team.threads()) {
-    y[i] = convert<T>(convert<Acc>(x[i]) * scale * factor * (convert<Acc>(weight[i]) + s.weight_offset));
+    Acc v = convert<Acc>(x[i]) * scale * factor;
+    if constexpr (!kSame<W, void>) v *= convert<Acc>(weight[i]) + s.weight_offset;
+    y[i] = convert<T>(v);
   }
 }
 

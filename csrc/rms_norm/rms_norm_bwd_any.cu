@@ -48,6 +48,7 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
   const auto *const h = packs_of<kWidth, T>(p.h, row), *const dy = packs_of<kWidth, T>(p.dy, row);
   const auto& constants = scalars<Acc>(p);
   Acc sums[2], scale = 1;
+  bool ordinary = true;  // it may share a warp with rows that are not
 #pragma unroll 1
   for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
     sums[0] = pass == 1 ? constants.sqrt_eps : Acc(0);
@@ -80,9 +81,10 @@ __device__ void rms_norm_bwd_rows(const RmsNormBwdParams& p) {
     team.reduce(sums, [&](Acc a, Acc b) { return pass == 1 ? Max()(a, b) : a + b; });
     if (pass == 2) break;
     if (pass == 1) {
-      scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
-    } else if (!team.any(!is_ordinary(mean_plus_eps(sums[0], constants, constants.eps), sums[1]))) {
-      break;
+      scale = ordinary || isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
+    } else {
+      ordinary = is_ordinary(mean_plus_eps(sums[0], constants, constants.eps), sums[1]);
+      if (!team.any(!ordinary)) break;
     }
   }
   if (team.first() != 0 || row != wanted) return;

@@ -5,76 +5,30 @@
 #include <utility>
 
 #include "host/tensor.h"
+#include "rms_norm_fwd_kernels.h"
 
 namespace cuops {
 namespace {
 
-// Those whose rows stay in registers are in rms_norm.cu and, those with options, in rms_norm_options.cu; the pair of
-// rms_norm_parts.cu comes after them, and the last three are in rms_norm_any.cu. All but those with options and the last two are
-// for the common case, kResidual and kResidualThree with a residual.
-enum Variant {
-  kShort,
-  kFull,
-  kFullFour,
-  kFullPassing,
-  kBlock,
-  kThree,
-  kFive,
-  kResidual,
-  kResidualThree,
-  kMiddle,
-  kWide,
-  kLate,
-  kStay,
-  kPhasedShort,
-  kPhased,
-  kShortOptions,
-  kMiddleOptions,
-  kWideOptions,
-  kPhasedShortOptions,
-  kPhasedOptions,
-  kShortNoWeight,
-  kThreeNoWeight,
-  kMiddleNoWeight,
-  kWideNoWeight,
-  kShortWideWeight,
-  kThreeWideWeight,
-  kFiveWideWeight,
-  kMiddleWideWeight,
-  kWideWideWeight,
-  kPhasedWideWeight,
-  kSums,
-  kParts,
-  kLong,
-  kVectors,
-  kAny
+// What calls ask for. But for the last ones, rows have one stride and there is no bias.
+enum Calls {
+  kCommon,        // a weight of x's dtype, as y
+  kWithResidual,  // the same and a residual
+  kWithoutWeight,
+  kWithWideWeight,  // of float32 beside 16 bits
+  kWithBesideF16,   // h of float32, beside it a residual and y of 16 bits; a weight of one of these or none
+  kWithBesideBF16,
+  kOthers
 };
-
-Kernel& kernel_of(DType dtype, Variant variant) {
-  static const KernelTable table(
-      "rms_norm_fwd_",
-      {{"rms_norm",
-        {"_short", "_full", "_full_four", "_full_passing", "_block", "_three", "_five", "_residual", "_residual_three", "_middle",
-         "_wide", "_late", "_stay", "_phased_short", "_phased"}},
-       {"rms_norm_options",
-        {"_short_options", "_middle_options", "_wide_options", "_phased_short_options", "_phased_options", "_short_no_weight",
-         "_three_no_weight", "_middle_no_weight", "_wide_no_weight", "_short_wide_weight", "_three_wide_weight",
-         "_five_wide_weight", "_middle_wide_weight", "_wide_wide_weight", "_phased_wide_weight"}},
-       {"rms_norm_parts", {"_sums", "_parts"}},
-       {"rms_norm_any", {"_long", "_vectors", "_any"}}});
-  return table.at(dtype, variant);
-}
 
 // What a plan depends on.
 struct Problem {
   std::int64_t rows, n;
   DType dtype;
-  bool common;  // a weight of x's dtype, rows of one stride and one dtype, and no bias, with or without a residual
-  bool residual;
-  bool no_weight, wide_weight;  // or common but for the weight, of which there is none, or one of float32 beside 16 bits
-  bool aligned;                 // all arrays can be moved in vectors
-  bool alike;                   // or all rows start alike, so that unaligned ones can be
-  bool usual;                   // what has not the dtype of x is float32 beside 16 bits, or 16 bits beside float32
+  Calls calls;
+  bool aligned;  // all arrays can be moved in vectors
+  bool alike;    // or all rows start alike, so that unaligned ones can be
+  bool usual;    // what has not the dtype of x is float32 beside 16 bits, or 16 bits beside float32
 
   int width() const { return width_of(dtype); }
   std::int64_t packs() const { return n / width(); }
@@ -91,22 +45,32 @@ bool start_alike(const Rows& a, DType a_dtype, const Rows& b, DType b_dtype, int
   return (first(a, a_dtype) - first(b, b_dtype)) % width == 0 && (a.stride - b.stride) % width == 0;
 }
 
+Calls calls_of(const RmsNormFwdParams& p, DType dtype) {
+  const bool residual = p.residual.data != nullptr;
+  const bool one_stride =
+      has_one_stride(p.x) && has_one_stride(p.y) && (!residual || (has_one_stride(p.residual) && has_one_stride(p.h)));
+  if (!one_stride || p.bias != nullptr) return kOthers;
+  const DType weight = p.weight ? p.weight_dtype : dtype;
+  if (residual && dtype == kFloat32 && size_of(p.y_dtype) == 2 && p.residual_dtype == p.y_dtype &&
+      (weight == dtype || weight == p.y_dtype))
+    return p.y_dtype == kFloat16 ? kWithBesideF16 : kWithBesideBF16;
+  if (p.y_dtype != dtype || (residual && p.residual_dtype != dtype)) return kOthers;
+  if (residual) return p.weight && weight == dtype ? kWithResidual : kOthers;
+  if (weight == dtype) return p.weight ? kCommon : kWithoutWeight;
+  return weight == kFloat32 && size_of(dtype) == 2 ? kWithWideWeight : kOthers;
+}
+
 Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   Problem problem{p.rows, p.n, dtype};
   const int width = problem.width();
   const bool fits = problem.packs() <= INT32_MAX;  // indices of vectors
-  problem.residual = p.residual.data != nullptr;
-  const bool plain = p.bias == nullptr && p.y_dtype == dtype && has_one_stride(p.x) && has_one_stride(p.y) &&
-                     (!problem.residual || (p.residual_dtype == dtype && has_one_stride(p.residual) && has_one_stride(p.h)));
-  problem.common = plain && p.weight != nullptr && p.weight_dtype == dtype;
-  problem.no_weight = plain && p.weight == nullptr && !problem.residual;
-  problem.wide_weight = plain && p.weight != nullptr && p.weight_dtype == kFloat32 && size_of(dtype) == 2 && !problem.residual;
+  problem.calls = calls_of(p, dtype);
   problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) &&
                     vectors_fit(p.residual, width, p.residual_dtype) && vectors_fit(p.h, width, dtype) &&
                     vectors_fit(p.y, width, p.y_dtype) && aligned16(p.weight) && aligned16(p.bias);
   auto is_alike = [&](const Rows& rows, DType of) { return has_one_stride(rows) && start_alike(p.x, dtype, rows, of, width); };
   problem.alike = fits && aligned16(p.weight) && aligned16(p.bias) && is_alike(p.x, dtype) && is_alike(p.y, p.y_dtype) &&
-                  (!problem.residual || (is_alike(p.residual, p.residual_dtype) && is_alike(p.h, dtype)));
+                  (p.residual.data == nullptr || (is_alike(p.residual, p.residual_dtype) && is_alike(p.h, dtype)));
   auto is_usual = [&](const void* data, DType of) {
     const bool is_wide = size_of(dtype) == 2 && of == kFloat32, is_narrow = dtype == kFloat32 && size_of(of) == 2;
     return data == nullptr || of == dtype || is_wide || is_narrow;
@@ -131,31 +95,72 @@ std::pair<LaunchShape, int> stay_shape(const Problem& problem, int device) {
   return {shape, at_once};
 }
 
+using Planned = std::pair<Variant, LaunchShape>;
+
+// Rows that fill their threads, and these their blocks.
+std::optional<Planned> plan_filled(const Problem& problem, const Hardware& hw) {
+  const std::int64_t rows = problem.rows, packs = problem.packs();
+  if (!problem.aligned || problem.dtype == kFloat64 || problem.calls > kWithWideWeight || !hw.tuned) return {};
+  auto fills = [&](std::int64_t vectors, const LaunchShape& shape) {
+    return packs == vectors * shape.block_x && rows % shape.block_y == 0;
+  };
+  const Variant full = static_cast<Variant>(kFull + 4 * problem.calls);
+  const bool passes = released_from(rows, problem.n * size_of(problem.dtype), hw) != kNoRow;  // L2 is smaller than x
+  // Vectors in all from which on 4 a thread are faster. Of fewer, multiprocessors have few threads; and beside a weight of float32
+  // these have registers for fewer vectors.
+  auto least = [&]() -> long long {
+    if (packs == 128) return 1 << 18;
+    if (problem.calls == kWithWideWeight) return kNoRow;
+    return packs < 128 || problem.dtype == kFloat32 || problem.calls == kWithResidual ? 1 << 19 : 3 << 16;
+  };
+  const bool in_block = packs > 128;
+  if (hw.tuned == 90 && !passes && rows * packs >= least() && (in_block ? 384 <= packs && packs <= 1024 : 32 <= packs)) {
+    const LaunchShape shape = resident_shape(rows, packs, 4, 256);
+    if (fills(4, shape)) return Planned(static_cast<Variant>(full + (in_block ? 3 : 1)), shape);
+  }
+  const LaunchShape shape = resident_shape(rows, packs, 2, 256);
+  if (packs > (problem.is_large() ? 256 : 512) || !fills(2, shape)) return {};
+  if (hw.tuned == 90 && !passes) return Planned(static_cast<Variant>(full + (shape.block_x > 32 ? 2 : 0)), shape);
+  if (problem.calls == kCommon && shape.block_x <= 32) return Planned(hw.tuned == 90 ? kFullPassing : kFull, shape);
+  return {};
+}
+
+// Kernels of rows in registers with options. kAny where there is none.
+struct WithOptions {
+  Variant two, three, five, four, eight;  // vectors a thread
+};
+
+WithOptions with_options(Calls calls, const Hardware& hw) {
+  if (calls == kWithoutWeight) return {kShortNoWeight, kThreeNoWeight, kThreeNoWeight, kMiddleNoWeight, kWideNoWeight};
+  if (hw.tuned == 90) {
+    if (calls == kWithWideWeight) return {kShortWideWeight, kThreeWideWeight, kFiveWideWeight, kMiddleWideWeight, kWideWideWeight};
+    if (calls == kWithBesideF16) return {kShortBesideF16, kThreeBesideF16, kFiveBesideF16, kMiddleBesideF16, kWideBesideF16};
+    if (calls == kWithBesideBF16) return {kShortBesideBF16, kThreeBesideBF16, kFiveBesideBF16, kMiddleBesideBF16, kWideBesideBF16};
+  }
+  return {kShortOptions, kAny, kAny, kMiddleOptions, kWideOptions};
+}
+
 // Of rows in registers, those of calls that are not common.
-std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& problem, const Hardware& hw, int device) {
-  using Found = std::optional<std::pair<Variant, LaunchShape>>;
+std::optional<Planned> plan_with_options(const Problem& problem, const Hardware& hw, int device) {
   auto if_room = [&](Variant variant, LaunchShape shape) {
-    return has_room(kernel_of(problem.dtype, variant), device, shape) ? Found({variant, shape}) : Found();
+    const bool has = has_room(kernel_of(problem.dtype, variant), device, shape);
+    return has ? std::optional(Planned(variant, shape)) : std::nullopt;
   };
   const std::int64_t rows = problem.rows, packs = problem.packs();
   if (!hw.tuned || problem.dtype == kFloat64 || !problem.usual) return {};
-  const bool wide_weight = problem.wide_weight && hw.tuned == 90;
-  auto variant = [&](Variant all, Variant no_weight, Variant with_wide_weight) {
-    return problem.no_weight ? no_weight : wide_weight ? with_wide_weight : all;
-  };
-  const unsigned odd = problem.odd_vectors(hw);
-  if (odd && problem.no_weight) return Found({kThreeNoWeight, resident_shape(rows, packs, 3, 128)});
-  if (odd && wide_weight) return Found({odd == 3 ? kThreeWideWeight : kFiveWideWeight, resident_shape(rows, packs, odd, 128)});
+  const WithOptions kernels = with_options(problem.calls, hw);
+  const bool no_weight = problem.calls == kWithoutWeight, wide_weight = problem.calls == kWithWideWeight && hw.tuned == 90;
+  const unsigned odd = kernels.three != kAny ? problem.odd_vectors(hw) : 0;
+  if (odd == 3 || (odd == 5 && no_weight)) return Planned(kernels.three, resident_shape(rows, packs, 3, 128));
+  if (odd == 5) return Planned(kernels.five, resident_shape(rows, packs, 5, 128));
   if (problem.aligned) {
-    const std::int64_t most = !problem.is_large() ? 512 : problem.no_weight ? 256 : 64;
+    const std::int64_t most = !problem.is_large() ? 512 : no_weight ? 256 : 64;
     if (packs <= most && !(problem.wants_lanes_full() && leaves_room(packs)))
-      return if_room(variant(kShortOptions, kShortNoWeight, kShortWideWeight), resident_shape(rows, packs, 2, 256));
+      return if_room(kernels.two, resident_shape(rows, packs, 2, 256));
     // A few rows have several multiprocessors each.
     const bool few = hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096;
-    if (few || packs <= (wide_weight ? 768 : 1536))
-      return if_room(variant(kMiddleOptions, kMiddleNoWeight, kMiddleWideWeight), resident_shape(rows, packs, 4, few ? 128 : 384));
-    if (packs <= 2048 * hw.largest_cluster)
-      return if_room(variant(kWideOptions, kWideNoWeight, kWideWideWeight), resident_shape(rows, packs, 8, 256));
+    if (few || packs <= (wide_weight ? 768 : 1536)) return if_room(kernels.four, resident_shape(rows, packs, 4, few ? 128 : 384));
+    if (packs <= 2048 * hw.largest_cluster) return if_room(kernels.eight, resident_shape(rows, packs, 8, 256));
   } else if (problem.alike) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     const std::int64_t least = few ? 64 : packs < 8 ? 16 : 8;
@@ -169,77 +174,62 @@ std::optional<std::pair<Variant, LaunchShape>> plan_with_options(const Problem& 
 
 // The kernels whose rows stay in registers, where one of them is for the problem: what is fastest where, as measured
 // (docs/design/rms_norm.md).
-std::optional<std::pair<Variant, LaunchShape>> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
-  using Found = std::pair<Variant, LaunchShape>;
+std::optional<Planned> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
   const std::int64_t rows = problem.rows, packs = problem.packs();
   const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
+  const bool in_vectors = problem.aligned && !is_double;
   const unsigned odd = problem.odd_vectors(hw);
-  if (problem.common && problem.residual && problem.aligned && packs <= 1024 && !is_double && hw.tuned) {
-    if (odd && 32 < packs && packs <= 96) return Found(kResidualThree, resident_shape(rows, packs, 3, 128));
-    return Found(kResidual, resident_shape(rows, packs, 2, 512));
+  if (const auto filled = plan_filled(problem, hw)) return filled;
+  if (problem.calls == kWithResidual && in_vectors && packs <= 1024 && hw.tuned) {
+    if (odd && 32 < packs && packs <= 96) return Planned(kResidualThree, resident_shape(rows, packs, 3, 128));
+    return Planned(kResidual, resident_shape(rows, packs, 2, 512));
   }
-  if (!problem.common || problem.residual) return plan_with_options(problem, hw, device);
+  if (problem.calls != kCommon) return plan_with_options(problem, hw, device);
   if (!hw.tuned) return {};
-  // Whether L2 is smaller than x.
-  const bool passes = released_from(rows, problem.n * size_of(problem.dtype), hw) != kNoRow;
-  // Rows that fill their threads, of so many vectors each, and these their blocks.
-  auto fills = [&](std::int64_t vectors, const LaunchShape& shape) {
-    return packs == vectors * shape.block_x && rows % shape.block_y == 0;
-  };
-  const bool in_vectors = problem.aligned && !is_double, filled = hw.tuned == 90 && in_vectors && !passes;
-  if (filled && 32 <= packs && packs <= 128 && rows * packs >= (packs == 128 ? 1 << 18 : 1 << 19)) {
-    const LaunchShape shape = resident_shape(rows, packs, 4, 256);
-    if (fills(4, shape)) return Found(kFullFour, shape);
-  }
-  if (odd) return Found(odd == 3 ? kThree : kFive, resident_shape(rows, packs, odd, 128));
+  if (odd) return Planned(odd == 3 ? kThree : kFive, resident_shape(rows, packs, odd, 128));
   // Where caches hold x, the time is that of starting blocks, of which this leaves a quarter or half.
   const bool many_blocks = 32 < packs && packs <= 128 && rows >= (packs > 64 ? 2048 : 16384) && rows * packs <= 1 << 20;
   if ((problem.wants_lanes_full() && leaves_room(packs)) || (in_vectors && many_blocks))
-    return Found(kMiddle, resident_shape(rows, packs, 4, 384));
-  if (in_vectors && packs <= (problem.is_large() ? 256 : 512)) {
-    const LaunchShape shape = resident_shape(rows, packs, 2, 256);
-    if (!fills(2, shape)) return Found(kShort, shape);
-    if (shape.block_x > 32) return Found(filled ? kBlock : kShort, shape);
-    return Found(passes && hw.tuned == 90 ? kFullPassing : kFull, shape);
-  }
+    return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
+  if (in_vectors && packs <= (problem.is_large() ? 256 : 512)) return Planned(kShort, resident_shape(rows, packs, 2, 256));
   if (in_vectors && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
-    return Found(kMiddle, resident_shape(rows, packs, 4, 384));
+    return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
   // A few rows have several multiprocessors each.
   if (in_vectors && hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
-    return Found(kMiddle, resident_shape(rows, packs, 4, 128));
+    return Planned(kMiddle, resident_shape(rows, packs, 4, 128));
   // Blocks that have a row alone are faster than clusters once there are many for each multiprocessor.
   if (problem.aligned && problem.width() == 8 && hw.capability == 90 && 2048 < packs && packs <= 4096 &&
       (rows >= 20 * hw.multiprocessors || !hw.clusters())) {
-    if (hw.clusters() && is_bfloat16 && 3000 < packs && packs <= 3072) return Found(kMiddle, resident_shape(rows, packs, 4, 384));
-    return Found(kLate, resident_shape(rows, packs, 8, 512));
+    if (hw.clusters() && is_bfloat16 && 3000 < packs && packs <= 3072) return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
+    return Planned(kLate, resident_shape(rows, packs, 8, 512));
   }
   if (problem.aligned && packs <= 2048 * (is_double ? hw.largest_cluster : std::min(hw.largest_cluster, 2u))) {
     // Between, its blocks have fewer threads, and no room for more blocks.
     const LaunchShape shape = resident_shape(rows, packs, 8, 256);
     const bool better = is_double || packs <= 2048 || packs > 3840 || rows <= 256;
-    if (better && has_room(kernel_of(problem.dtype, kWide), device, shape)) return Found(kWide, shape);
+    if (better && has_room(kernel_of(problem.dtype, kWide), device, shape)) return Planned(kWide, shape);
   }
   if (in_vectors && hw.clusters() && packs <= 4096 * hw.largest_cluster) {
     const auto [stay, at_once] = stay_shape(problem, device);
     // A few more rows than that do not wait for those.
     if (hw.capability == 90 && 16384 < packs && packs <= 32768 && at_once < rows && 3 * rows <= 4 * at_once) {
       LaunchShape shape = resident_shape(rows, packs, 8, 512);
-      if (rows <= clusters_at_once(kernel_of(problem.dtype, kLate), device, shape)) return Found(kLate, shape);
+      if (rows <= clusters_at_once(kernel_of(problem.dtype, kLate), device, shape)) return Planned(kLate, shape);
     }
-    if (at_once > 0) return Found(kStay, stay);
+    if (at_once > 0) return Planned(kStay, stay);
   }
   if (problem.alike && packs <= 2048 && !is_double) {
     const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
     if (packs <= (few ? 512 : 32))
-      return Found(kPhasedShort, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
-    return Found(kPhased, resident_shape(rows, packs, 8, 256));
+      return Planned(kPhasedShort, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
+    return Planned(kPhased, resident_shape(rows, packs, 8, 256));
   }
   return {};
 }
 
 // Few long rows that L2 holds, in parts on all multiprocessors: where that is faster than a cluster a row, as measured.
 std::optional<LaunchShape> plan_in_parts(const Problem& problem, const Hardware& hw) {
-  if (!problem.common || problem.residual || !problem.alike || !hw.tuned || problem.dtype == kFloat64) return {};
+  if (problem.calls != kCommon || !problem.alike || !hw.tuned || problem.dtype == kFloat64) return {};
   const bool registers_hold = problem.aligned && problem.packs() <= 65536;
   if (problem.packs() < (registers_hold ? 32768 : 16384) || problem.rows > (registers_hold ? 3 : 8)) return {};
   if (problem.rows * problem.n * size_of(problem.dtype) > 32 << 20) return {};
@@ -251,9 +241,8 @@ std::optional<LaunchShape> plan_in_parts(const Problem& problem, const Hardware&
 }
 
 // The others bring rows to shared memory: 64 KiB a block, and more where clusters end.
-std::pair<Variant, LaunchShape> plan_in_shared_memory(const Problem& problem, const Hardware& hw, unsigned largest_cluster,
-                                                      RmsNormFwdParams* p) {
-  const bool is_long = problem.common && !problem.residual && problem.alike && hw.tuned && problem.dtype != kFloat64;
+Planned plan_in_shared_memory(const Problem& problem, const Hardware& hw, unsigned largest_cluster, RmsNormFwdParams* p) {
+  const bool is_long = problem.calls == kCommon && problem.alike && hw.tuned && problem.dtype != kFloat64;
   const Variant variant = is_long ? kLong : problem.aligned ? kVectors : kAny;
   const std::int64_t items = variant == kAny ? problem.n : problem.packs();
   unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), largest_cluster);
@@ -321,7 +310,7 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, b
   };
   auto [variant, shape] = in_registers ? *in_registers : in_shared_memory();
   // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.
-  const bool keeps = has_one_stride(p->x) && (!problem.residual || has_one_stride(p->residual)) &&
+  const bool keeps = has_one_stride(p->x) && (!p->residual.data || has_one_stride(p->residual)) &&
                      (variant != kPhasedShort || problem.rows * problem.n * size_of(dtype) > 96 << 20);
   p->released_from = keeps ? released_from(problem.rows, problem.n * size_of(dtype), hw) : kNoRow;
   // The start of a launch counts in short kernels; where blocks are many or small, asking costs them more than it gains.
