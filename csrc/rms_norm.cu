@@ -9,6 +9,7 @@
 #include "rms_norm/careful.cuh"
 #include "rms_norm/passing.cuh"
 #include "rms_norm/rstd.cuh"
+#include "rms_norm/vectors.cuh"
 
 CUOPS_ONLY_FOR(80, 90)
 
@@ -64,11 +65,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
     for (int i = 0; i < kResident; ++i) other[i] = passing.load(residual + pack(i));
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      auto wide = convert<Acc>(held[i]);
-      const auto more = convert<Acc>(other[i]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] += more.at[j];
-      held[i] = convert<T>(wide);
+      held[i] = plus(held[i], other[i]);
       if (active && exists(i)) store(reinterpret_cast<Vector<T>*>(h) + pack(i), held[i]);
     }
     x = h;
@@ -76,10 +73,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   Acc sum = 0;
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
-    const auto wide = convert<Acc>(held[i]);
-    Acc part = 0;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) part += wide.at[j] * wide.at[j];
+    const Acc part = sum_of_squares(held[i]);
     sum += exists(i) ? part : Acc(0);
   }
   if constexpr (kPhased) {

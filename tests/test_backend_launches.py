@@ -100,11 +100,13 @@ def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
     """Those with 3 or 5 vectors a thread, and of rows that fill their threads; the driver refuses names that an image lacks."""
     code = """
         library = _backend.library()
-        for n in (72, 192, 264, 384, 520, 768, 1032):
+        for n in (72, 192, 264, 384, 520, 768, 1032, 4104, 10248):
             x, y, h = (on_cuda(((1 << 22) // n + 1, n), "float16") for _ in range(3))
             weights = None, on_cuda((n,), "float16"), on_cuda((n,), "float32")
+            stream, out = (on_cuda(((1 << 22) // n + 1, n), "float32") for _ in range(2))
             for weight in weights:
                 library.rms_norm_fwd(y, None, None, x, None, weight, None, 1e-6, 0.0)
+                library.rms_norm_fwd(y, out, None, x, stream, weight, None, 1e-6, 0.0)
                 scratch = on_cuda((library.rms_norm_bwd_scratch(x, None, h, weight, False, False, 0.0),), "float32")
                 library.rms_norm_bwd(y, None, None, None, scratch, x, None, h, weight, 1e-6, 0.0)
             library.rms_norm_fwd(y, h, None, x, x, weights[1], None, 1e-6, 0.0)
@@ -115,7 +117,7 @@ def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
     installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
-    assert len(clusters(tmp_path / "log")) >= 67
+    assert len(clusters(tmp_path / "log")) >= 9 * (3 * 3 + 1) + 6 * 3
 
 
 @pytest.mark.parametrize("room", [16, 8])

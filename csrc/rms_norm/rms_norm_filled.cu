@@ -10,6 +10,7 @@
 #include "rms_norm/careful.cuh"
 #include "rms_norm/passing.cuh"
 #include "rms_norm/rstd.cuh"
+#include "rms_norm/vectors.cuh"
 
 CUOPS_ONLY_FOR(80, 90)
 
@@ -44,24 +45,14 @@ __device__ void rms_norm_fwd_filled(const RmsNormFwdParams& p, long long row, Ma
     for (int i = 0; i < kVectors; ++i) other[i] = load_here(reinterpret_cast<const Vector<T>*>(residual) + pack(i));
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      auto wide = convert<Acc>(held[i]);
-      const auto more = convert<Acc>(other[i]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) wide.at[j] += more.at[j];
-      held[i] = convert<T>(wide);
+      held[i] = plus(held[i], other[i]);
       store(reinterpret_cast<Vector<T>*>(h) + pack(i), held[i]);
     }
     x = h;
   }
   Acc sum = 0;
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const auto wide = convert<Acc>(held[i]);
-    Acc part = 0;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) part += wide.at[j] * wide.at[j];
-    sum += part;
-  }
+  for (int i = 0; i < kVectors; ++i) sum += sum_of_squares(held[i]);
   sum = team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);

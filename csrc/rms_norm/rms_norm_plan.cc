@@ -104,6 +104,8 @@ std::optional<Planned> plan_filled(const Problem& problem, const Hardware& hw) {
   auto fills = [&](std::int64_t vectors, const LaunchShape& shape) {
     return packs == vectors * shape.block_x && rows % shape.block_y == 0;
   };
+  static_assert(kFull + 4 * kWithResidual == kFullResidual && kFull + 4 * kWithoutWeight == kFullNoWeight &&
+                kFull + 4 * kWithWideWeight == kFullWideWeight);
   const Variant full = static_cast<Variant>(kFull + 4 * problem.calls);
   const bool passes = released_from(rows, problem.n * size_of(problem.dtype), hw) != kNoRow;  // L2 is smaller than x
   // Vectors in all from which on 4 a thread are faster. Of fewer, multiprocessors have few threads; and beside a weight of float32

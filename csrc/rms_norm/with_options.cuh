@@ -9,6 +9,7 @@
 #include "rms_norm/careful.cuh"
 #include "rms_norm/passing.cuh"
 #include "rms_norm/rstd.cuh"
+#include "rms_norm/vectors.cuh"
 
 namespace cuops {
 
@@ -161,10 +162,7 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   Acc sum = 0;
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
-    const auto wide = convert<Acc>(held[i]);
-    Acc part = 0;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) part += wide.at[j] * wide.at[j];
+    const Acc part = sum_of_squares(held[i]);
     sum += has_packs && exists(i) ? part : Acc(0);
   }
   if constexpr (kPhased) {
