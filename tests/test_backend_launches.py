@@ -120,6 +120,35 @@ def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
     assert len(clusters(tmp_path / "log")) >= 9 * (3 * 3 + 1) + 6 * 3
 
 
+@pytest.mark.parametrize("capability", [80, 86, 90, 103, 120])
+def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int
+):
+    """Of rows that start at a vector and between vectors, with a gradient for h and without."""
+    code = f"""
+        library, capability = _backend.library(), {capability}
+        for n in (33, 264, 1023, 2048, 4097, 16384, 40001):
+            rows, launched = (1 << 20) // n + 1, 0
+            for h_dtype, weight_dtype in (("float16", "float16"), ("float16", "float32"), ("float32", "float16"), ("float32", None)):
+                dy, rounded = (on_cuda((rows, n), "float16") for _ in range(2))
+                h, dh, dx = (on_cuda((rows, n), h_dtype) for _ in range(3))
+                weight, dweight = (weight_dtype and on_cuda((n,), weight_dtype) for _ in range(2))
+                rounded = rounded if h_dtype == "float32" else None
+                for of_h in (dh, None):
+                    size = library.rms_norm_bwd_scratch(dy, of_h, h, weight, weight is not None, False, 0.0)
+                    if size < 0:  # dy is converted first
+                        assert rounded is not None and capability != 90
+                        continue
+                    scratch = on_cuda((size,), "float32")
+                    library.rms_norm_bwd(dx, rounded, dweight, None, scratch, dy, of_h, h, weight, 1e-6, 0.0)
+                    launched += 1
+            assert launched >= 4
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
+    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    assert len(clusters(tmp_path / "log")) >= 7 * 4
+
+
 @pytest.mark.parametrize("room", [16, 8])
 def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
     installation: Installation, driver: Path, tmp_path: Path, room: int

@@ -127,7 +127,18 @@ def test_gradients_are_those_of_the_sum_in_the_dtypes_of_its_terms(shape, dtypes
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["float32 weight", "frozen", "no weight", "offset and bias", "of y alone"])
-@pytest.mark.parametrize("shape", [(7, 64), pytest.param((1100, 2048), marks=gpu)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(7, 64), (5, 33)]
+    + [
+        pytest.param(shape, marks=gpu)
+        for shape in [
+            *[(1100, 2048), (2100, 264), (64, 1024), (600, 4096), (300, 16384), (40, 65536)],
+            *[(2000, 33), (3000, 1023), (600, 1001), (500, 4098), (300, 9001), (40, 65535)],
+        ]
+    ],
+    ids=str,
+)
 def test_gradients_of_a_stream_in_float32_are_those_of_the_formula(shape, kind, dtype, scale, device):
     n, dtypes = shape[-1], (dtype, torch.float32)
     x, residual = ((make(shape, d, device, s) * scale).requires_grad_() for s, d in enumerate(dtypes))

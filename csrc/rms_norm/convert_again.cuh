@@ -19,7 +19,11 @@ __device__ Pack<float, kWidth> convert_again(const Pack<T, kWidth>& in, unsigned
     }
     return out;
   } else if constexpr (sizeof(T) < sizeof(float)) {
-    return convert<float>(forgotten(in, zero));
+    if constexpr (sizeof(T) * kWidth == 16) {
+      return convert<float>(forgotten(in, zero));
+    } else {
+      return convert<float>(in);
+    }
   } else {
     return in;
   }

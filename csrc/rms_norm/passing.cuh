@@ -15,16 +15,22 @@ class Passing {
 
   template <class Vector>
   __device__ Vector load(const Vector* from) const {
-    static_assert(sizeof(Vector) == 16);
 #if __CUDA_ARCH__ >= 900
-    uint4 v;
-    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from), "l"(policy_));
+    if constexpr (sizeof(Vector) == 16) {
+      uint4 v;
+      asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                   : "l"(from), "l"(policy_));
+      return *reinterpret_cast<const Vector*>(&v);
+    } else {
+      static_assert(sizeof(Vector) == 8);
+      uint2 v;
+      asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(from), "l"(policy_));
+      return *reinterpret_cast<const Vector*>(&v);
+    }
 #else
-    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    return *from;
 #endif
-    return *reinterpret_cast<const Vector*>(&v);
   }
 
   // Gives back line `at` of a row of n elements, if all of it is within its matrix of `count` rows. Threads that share a row have

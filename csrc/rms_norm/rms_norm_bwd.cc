@@ -47,6 +47,8 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   const bool plain = problem.weighted && !dbias && problem.dtype != kFloat64 && problem.dy_dtype == problem.dtype;
   problem.common = plain && !problem.wide_weight && weight_offset == 0;
   problem.similar = plain && !problem.common;
+  problem.dh = dh.has_value();
+  problem.dbias = dbias;
   problem.dx_alone = !dweight && !dbias;
   return problem;
 }

@@ -1,6 +1,6 @@
 // The gradient of RMSNorm on the device. With xhat = h * rstd and g = dy * (weight + weight_offset):
 //   dx = rstd * (g - xhat * mean(g * xhat)) + dh,   dweight = sum over rows of dy * xhat,   dbias = sum over rows of dy.
-// Here what rms_norm_bwd_held.cu, which has the common case and the like, leaves of aligned rows, in one pass over h and dy;
+// Here what rms_norm_bwd_held.cuh, which has the common case and the like, leaves of aligned rows, in one pass over h and dy;
 // rms_norm_bwd_any.cu has the way in two.
 #include "device/overlap.cuh"
 #include "device/row.cuh"

@@ -44,9 +44,11 @@ __device__ void find_carefully(const RmsNormBwdParams& p, long long row, float (
 template <class T, bool kPhased>
 __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   constexpr int kWidth = kVectorWidth<T>;
-  extern __shared__ float4 shared[];  // sums of the cluster's warps for their rows, then those of rows side by side
+  extern __shared__ uint4 shared[];  // dh
   __shared__ unsigned long long arrived;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y, lane = thread % 32;
+  uint4* const dh = shared + thread;
+  void* const behind = shared + (p.dh.data ? kRows * threads : 0);  // sums of the cluster's warps, then those of rows side by side
   unsigned rank;
   rank = cluster_rank();
   const int blocks = cluster_blocks(), group = cluster_index(), warps = blockDim.x / 32;  // of a row in this block
@@ -89,6 +91,21 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     h_at += step * p.h.stride;
     dy_at += step * p.dy.stride;
   }
+  if (p.dh.data) {
+    const T* dh_at = place(p.dh);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      if (first_row + k * step < rows) {
+        if (leaves(k)) {
+          dh[k * threads] = gather(dh_at, from, to);
+        } else {
+          copy_async(dh + k * threads, reinterpret_cast<const uint4*>(dh_at));
+        }
+      }
+      dh_at += step * p.dh.stride;
+    }
+    commit_copies();
+  }
   auto wide = [](const uint4& v) { return convert<float>(*reinterpret_cast<const Vector<T>*>(&v)); };
   auto weights = [&] { return static_cast<const T*>(p.weight) + column; };
   if constexpr (kPhased) {
@@ -122,7 +139,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   }
   const int which = add_up_by_halves(v);
   constexpr int kLanes = 16 / kRows;  // that have the same value
-  float2* const sums = reinterpret_cast<float2*>(shared);
+  float2* const sums = static_cast<float2*>(behind);
   const int local = kRows * threadIdx.y, in_cluster = kRows * blockDim.y;  // rows
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");              // all blocks are there
   float* const mine = reinterpret_cast<float*>(sums + (rank * warps + threadIdx.x / 32) * in_cluster + local) + which;
@@ -172,6 +189,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     weight = convert<float>(load_constant_here(weights()));
   }
   T* dx_at = place(p.dx);
+  wait_for_copies<0>();
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
     float of_row[3];
@@ -180,10 +198,9 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     if (first_row + k * step < rows) {
       auto dx = gradient_of(of_row, wide_again(h[k]), wide_again(dy[k]), weight, dweight, dbias);
       if (p.dh.data) {
-        const T* const dh_at = place(p.dh) + k * step * p.dh.stride;
-        const auto dh = wide(leaves(k) ? gather(dh_at, from, to) : *reinterpret_cast<const uint4*>(dh_at));
+        const auto more = wide(dh[k * threads]);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
+        for (int j = 0; j < kWidth; ++j) dx.at[j] += more.at[j];
       }
       const auto rounded = convert<T>(dx);
       if (whole) {
@@ -202,13 +219,13 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   }
   __syncthreads();  // all have read the sums of warps
   if constexpr (kPhased) {
-    float* const to_sum = reinterpret_cast<float*>(shared) + threadIdx.y * columns + (column - begin);
+    float* const to_sum = static_cast<float*>(behind) + threadIdx.y * columns + (column - begin);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       if (j >= from && j < to) to_sum[j] = dweight.at[j];
     }
   } else {
-    reinterpret_cast<Pack<float, kWidth>*>(shared)[thread] = dweight;
+    static_cast<Pack<float, kWidth>*>(behind)[thread] = dweight;
   }
   __syncthreads();
 #pragma unroll 1
@@ -216,7 +233,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     Pack<float, 4> total = {};
 #pragma unroll 4
     for (int y = 0; y < blockDim.y; ++y) {
-      const auto more = reinterpret_cast<const Pack<float, 4>*>(shared)[y * (columns / 4) + i];
+      const auto more = static_cast<const Pack<float, 4>*>(behind)[y * (columns / 4) + i];
 #pragma unroll
       for (int j = 0; j < 4; ++j) total.at[j] += more.at[j];
     }

@@ -65,6 +65,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   using Acc = Accumulator<T>;
   using Raw = typename Beside<T>::Raw;
   constexpr int kWidth = kVectorWidth<T>;
+  extern __shared__ uint4 shared[];  // dh
   CUOPS_TEAM_OF(Acc, 2, kClusters, team);
   wait_for_previous();
   // Beyond the last row and beyond a row's end, threads load what others do, and drop it: cheaper than a choice at each load.
@@ -91,6 +92,15 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     }
     if (kGroup == kResident) weight.fetch(factors, division, pack);
   }
+  // Registers have no room for dh, of which each thread gets its own part.
+  const T* const dh = p.dh.data ? start_of(p.dh) : nullptr;
+  const int threads = blockDim.x * blockDim.y;
+  auto* const dh_of = reinterpret_cast<Vector<T>*>(shared) + threadIdx.y * blockDim.x + threadIdx.x;
+  if (dh && has_packs) {
+#pragma unroll
+    for (int i = 0; i < kResident; ++i) copy_async(dh_of + i * threads, vectors_of(dh) + pack(i));
+    commit_copies();
+  }
   const unsigned zero = p.parts;  // rows are in one part
   auto again = [&](const Vector<T>& v) { return convert_again<true>(v, zero); };
   // Every pack and its factors, for kGroup packs at a time.
@@ -111,7 +121,6 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     }
   };
   T* const dx = start_of(p.dx);
-  const T* const dh = p.dh.data ? start_of(p.dh) : nullptr;
   Acc sums[2] = {};  // of h^2, of g h
   auto add = [&](Acc a, Acc g) {
     sums[0] += a * a;
@@ -135,6 +144,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     }
   }
   team.reduce(sums, Sum());
+  wait_for_copies<0>();
   const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
   if (__builtin_expect(team.any(!is_ordinary(mean_eps, sums[1])), 0))
     return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
@@ -147,20 +157,15 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
     return weight.unpack(raw);
   };
   for_each(unpacked_again, [&](int from, const Pack<Acc, kWidth>(&factor)[kGroup]) {
-    Vector<T> more[2];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      if (dh && i % 2 == 0) {
-#pragma unroll
-        for (int k = 0; k < min(kGroup, 2); ++k) more[k] = load(vectors_of(dh) + pack(from + i + k));
-      }
       if (!exists(from + i)) continue;
       const auto a = again(h_of[from + i]), grad = again(dy_of[from + i]);
       Pack<Acc, kWidth> wide;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] = rstd * (grad.at[j] * factor[i].at[j] - slope * a.at[j]);
       if (dh) {
-        const auto other = convert<Acc>(more[i % 2]);
+        const auto other = convert<Acc>(load(dh_of + (from + i) * threads));
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];
       }

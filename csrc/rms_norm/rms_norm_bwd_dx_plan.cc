@@ -16,21 +16,24 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   const bool phased = p.starts != kAligned;
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   // Blocks that stay read a weight once, which pays for long rows.
-  if (is_like_common(p) && (phased || packs > (p.wide_weight ? 4096 : 2048))) return {};
+  if (phased ? p.common : (p.common || p.similar) && packs > (p.wide_weight ? 4096 : 2048)) return {};
   const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
   const bool few = p.rows * p.n <= 1 << 22;
   const bool fills = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured
   RmsNormBwdKernel kernel;
   LaunchShape shape;
+  unsigned each = kDxVectors;
   if (!phased && !few && hw.tuned == 90 && odd_vectors(packs) && packs <= 96) {
     // 5 are faster than 3 only just above a power of two, as measured.
     const bool five = p.weighted && !p.wide_weight && ((32 < packs && packs <= 36) || (64 < packs && packs <= 73));
     kernel = p.wide_weight ? kDxWideWeightThree : !p.weighted ? kDxNoWeightThree : five ? kDxFive : kDxThree;
-    shape = resident_shape(p.rows, packs, five ? 5 : 3, 128);
+    each = five ? 5 : 3;
+    shape = resident_shape(p.rows, packs, each, 128);
   } else if (!phased && (few ? packs <= 512 : fills)) {
     kernel = p.wide_weight ? kDxWideWeightShort : p.weighted ? kDxShort : kDxNoWeightShort;
-    shape = resident_shape(p.rows, packs, 2, 256);
+    each = 2;
+    shape = resident_shape(p.rows, packs, each, 256);
   } else {
     unsigned threads = packs > 256 * most ? widest : 256;
     if (p.wide_weight) {
@@ -39,8 +42,9 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
     } else {
       kernel = phased ? kDxPhased : p.weighted ? kDx : kDxNoWeight;
     }
-    shape = resident_shape(p.rows, std::max<std::int64_t>(packs, 8), kDxVectors, threads);
+    shape = resident_shape(p.rows, std::max<std::int64_t>(packs, 8), each, threads);
   }
+  shape.shared_bytes = dh_bytes(p, shape, each);
   shape.overlaps = true;
   if (!has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {};
   return RmsNormBwdPlan{kernel, shape, 0, false, kept_until(p, hw)};

@@ -95,6 +95,15 @@ Plan plan_row(RmsNormBwdKernel kernel, std::int64_t packs, bool halves) {
   return {kernel, shape, 1, true};
 }
 
+// Of kernels for dy of 16 bits, in their order, the one for such rows and that dtype.
+RmsNormBwdKernel kernel_of_dy(const Problem& p, RmsNormBwdKernel of_float16) {
+  constexpr int kApart = kHeldDyBF16 - kHeldDyF16;
+  return static_cast<RmsNormBwdKernel>(of_float16 + (p.dy_dtype == kBFloat16 ? kApart : 0) + (p.starts == kAligned ? 0 : 1));
+}
+
+// Whether what the kernels store as the gradient of the weight has its dtype.
+bool weighs_like_h(const Problem& p) { return p.common || (p.similar && !p.wide_weight); }
+
 Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const HeldRow row(p);
   const bool phased = p.starts != kAligned;
@@ -102,10 +111,11 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   LaunchShape shape{0, row.across, 1, 1, 0, true};
   auto shared_bytes = [&] {
     const bool has_factors = row.is_long || !p.common;
-    const unsigned factors = has_factors ? factor_bytes(p.dtype, row.across, row.is_long ? kHeldLongVectors : kHeldVectors) : 0;
+    const unsigned each = row.is_long ? kHeldLongVectors : kHeldVectors;
+    const unsigned factors = has_factors ? factor_bytes(p.dtype, row.across * (phased ? shape.block_y : 1), each) : 0;
     const unsigned sums = phased ? shape.block_y : shape.block_y / in_warp;
     const unsigned sent = shape.cluster > 1 ? (fours + shape.cluster - 1) / shape.cluster * shape.cluster : 0;
-    return factors + (sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0);
+    return factors + dh_bytes(p, shape, each) + (sums * shape.cluster > 1 ? (sums * fours + sent) * 16 : 0);
   };
   if (const unsigned all = row.blocks_for_all(p, hw)) {
     shape.blocks = shape.cluster = all;
@@ -124,8 +134,11 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  const RmsNormBwdKernel kernel = phased ? kHeldPhased : row.is_long ? kHeldLong : p.common ? kHeld : kHeldShared;
-  return {kernel, shape, blocks, blocks == 1 && !p.wide_weight, kept_until(p, hw)};
+  const RmsNormBwdKernel kernel = is_mixed(p)   ? kernel_of_dy(p, kHeldDyF16)
+                                  : row.is_long ? kHeldLong
+                                  : p.common    ? (phased ? kHeldPhased : kHeld)
+                                                : (phased ? kHeldSharedPhased : kHeldShared);
+  return {kernel, shape, blocks, blocks == 1 && weighs_like_h(p), kept_until(p, hw)};
 }
 
 // A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
@@ -142,15 +155,15 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
     shape.cluster *= 2;
   }
   shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
-  shape.shared_bytes = phased ? 0 : factor_bytes(p.dtype, shape.block_x, kWideVectors);
-  const RmsNormBwdKernel kernel = phased ? kWidePhased : kWide;
+  shape.shared_bytes = factor_bytes(p.dtype, shape.block_x, kWideVectors) + dh_bytes(p, shape, kWideVectors);
+  const RmsNormBwdKernel kernel = is_mixed(p) ? kernel_of_dy(p, kWideDyF16) : phased ? kWidePhased : kWide;
   const std::int64_t at_once = shape.cluster > 1
                                    ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
                                    : hw.multiprocessors * ((phased ? kWidePhasedThreads : kWideThreads) / shape.block_x);
   if (at_once == 0) return {};
   const std::int64_t teams = teams_of(p, std::min(at_once, p.rows), 1);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
-  return Plan{kernel, shape, teams, teams == 1 && !p.wide_weight, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
+  return Plan{kernel, shape, teams, teams == 1 && weighs_like_h(p), shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
 }
 
 // Whether the rows are better on their way all at once: limits as measured with 132 multiprocessors, of vectors of 16 bytes.
@@ -192,6 +205,7 @@ Plan plan_at_once(const Problem& p) {
   // For the sums of the cluster's warps, and then for those of rows side by side.
   shape.shared_bytes = kRowsAtOnce * shape.block_y * (shape.block_x / 32 * shape.cluster) * 8;
   if (phased || shape.block_y > 1) shape.shared_bytes = std::max(shape.shared_bytes, shape.block_x * shape.block_y * width * 4);
+  shape.shared_bytes += dh_bytes(p, shape, kRowsAtOnce);
   // Phased, a thread has every `width`-th row, which start alike, and other clusters those between.
   const std::int64_t apart = phased ? width : shape.block_y, together = kRowsAtOnce * apart;
   const std::int64_t teams = (p.rows + together - 1) / together * (apart / shape.block_y);
@@ -313,7 +327,10 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
       "rms_norm_bwd_",
       {{"rms_norm_bwd_row", {"_row", "_row_any"}},
        {"rms_norm_bwd_held",
-        {"_held", "_held_shared", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
+        {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
+       {"rms_norm_bwd_beside",
+        {"_held_shared", "_held_shared_phased", "_held_dy_f16", "_held_dy_f16_phased", "_wide_dy_f16", "_wide_dy_f16_phased",
+         "_held_dy_bf16", "_held_dy_bf16_phased", "_wide_dy_bf16", "_wide_dy_bf16_phased"}},
        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
        {"rms_norm_bwd", {"_general", "_general_dy_f16", "_general_dy_bf16"}},
        {"rms_norm_bwd_dx",
@@ -330,10 +347,21 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
 
 std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
-  if (p.dy_dtype != p.dtype) return p.dtype == kFloat32 && size_of(p.dy_dtype) == 2 ? plan_general(p, device, hw) : std::nullopt;
   const std::int64_t vectors = vectors_of(p), clusters = hw.largest_cluster;
+  const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
+  const bool few_enough = p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
+  const bool fits_block = vectors <= kHeldVectors * kHeldThreads / 2;
+  if (is_mixed(p)) {
+    if (p.dtype != kFloat32 || size_of(p.dy_dtype) != 2) return {};
+    // Of aligned rows that one or two blocks hold, `general` was 2 % faster.
+    const bool stays = hw.tuned == 90 && few_enough && !p.dbias && (p.starts != kAligned || fits_block || vectors > 2048);
+    std::optional<Plan> found;
+    if (stays && fits_block) return plan_held(p, device, hw);
+    if (stays && vectors <= most_wide) found = plan_wide(p, vectors, device, hw);
+    return found ? found : plan_general(p, device, hw);
+  }
   if (!hw.tuned || p.dtype == kFloat64) return plan_columns(p, false, device, hw);
-  const bool in_one = p.common && p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
+  const bool in_one = p.common && few_enough;
   if (p.common && p.rows == 1) {
     const std::int64_t most = kRowThreads * std::min(clusters, kMostRowBlocks);
     const bool halves = size_of(p.dtype) == 2;
@@ -345,14 +373,12 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int 
   if (p.dx_alone) {
     if (const auto found = plan_dx(p, device, hw)) return found;
   }
-  const bool stays = in_one || (p.starts == kAligned && is_like_common(p) && p.rows < 1 << 30);
-  const bool held = stays && vectors <= kHeldVectors * kHeldThreads / 2;
+  const bool stays = few_enough && (p.common || p.similar), held = stays && fits_block;
   if (in_one && hw.tuned == 90 && hw.largest_cluster >= 16 && better_at_once(p, hw)) {
     const Plan found = plan_at_once(p);
     if (has_room(rms_norm_bwd_kernel(p.dtype, found.kernel), device, found.shape)) return found;
   }
   if (held && HeldRow(p).blocks_for_all(p, hw) > 0) return plan_held(p, device, hw);
-  const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
   // Partial sums of few long rows would be as many as the rows' elements; caches still have the rows when they are read again.
   std::int64_t most_few = vectors > 640 ? 256 : vectors >= 256 ? 32 : 0;  // rows
   if (stays && hw.clusters() && vectors > 640 && vectors <= most_wide)

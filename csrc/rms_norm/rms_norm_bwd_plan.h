@@ -10,22 +10,32 @@
 
 namespace cuops {
 
-// Of the common case and the like, several rows a block (kernels by length and by weight, and one whose blocks are a cluster that
-// has all rows) or several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu), and all rows at
-// once (rms_norm_bwd_at_once.cu); of all other aligned rows, also of float32 beside dy of 16 bits (rms_norm_bwd.cu); of h alone
-// (rms_norm_bwd_dx.cu); and those for any rows on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for
-// rows that start together). Of one row, rms_norm_bwd_row.cu, by vectors or elements.
+// Of the common case and the like, several rows a block (kernels by length, and one whose blocks are a cluster that has all rows)
+// or several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu; with an offset, beside a
+// weight of float32, or of h of float32 beside dy of 16 bits, rms_norm_bwd_beside.cu), and all rows at once
+// (rms_norm_bwd_at_once.cu); of all other aligned rows (rms_norm_bwd.cu); of h alone (rms_norm_bwd_dx.cu); and those for any rows
+// on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row,
+// rms_norm_bwd_row.cu, by vectors or elements.
 enum RmsNormBwdKernel {
   kRow,
   kRowAny,
   kHeld,
-  kHeldShared,
   kHeldLong,
   kHeldCluster,
   kWide,
   kHeldPhased,
   kHeldClusterPhased,
   kWidePhased,
+  kHeldShared,
+  kHeldSharedPhased,
+  kHeldDyF16,
+  kHeldDyF16Phased,
+  kWideDyF16,
+  kWideDyF16Phased,
+  kHeldDyBF16,
+  kHeldDyBF16Phased,
+  kWideDyBF16,
+  kWideDyBF16Phased,
   kAtOnce,
   kAtOncePhased,
   kGeneral,
@@ -73,7 +83,9 @@ struct RmsNormBwdProblem {
   bool similar;        // or common but for an offset, or a weight of the dtype of the sums
   bool weighted;       // there is a weight
   bool wide_weight;    // of the dtype of the sums, which is another than h's
-  bool dx_alone;       // nobody wants the sums over rows
+  bool dh;             // there is a gradient for h
+  bool dbias;          // its sums over rows are wanted
+  bool dx_alone;       // nobody wants any of these
 };
 
 // Blocks stay until all rows are done.
@@ -93,8 +105,13 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& problem
 // Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
 std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);
 
-// Whether rms_norm_bwd_held.cu takes such a weight: where rows start anywhere, only that of the common case.
-inline bool is_like_common(const RmsNormBwdProblem& p) { return p.common || (p.similar && p.starts == kAligned); }
+// Whether dy has 16 bits and h float32.
+inline bool is_mixed(const RmsNormBwdProblem& p) { return p.dy_dtype != p.dtype; }
+
+// Of shared memory for dh on its way, where threads have `each` vectors of a row.
+inline unsigned dh_bytes(const RmsNormBwdProblem& p, const LaunchShape& shape, unsigned each) {
+  return p.dh ? shape.block_x * shape.block_y * each * 16 : 0;
+}
 
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 inline long long kept_until(const RmsNormBwdProblem& p, const Hardware& hw) {

@@ -51,6 +51,8 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
   };
   wait_for_previous();
   const auto h_of = load(h_at), dy_of = load(dy_at), weight_of = load(weight_at);
+  Fetched<T, kWidth> dh_of = {};
+  if (p.dh.data) dh_of = load(place(p.dh.data));
   const auto h = convert<float>(h_of.pack()), dy = convert<float>(dy_of.pack()), weight = convert<float>(weight_of.pack());
   const auto& constants = p.float32;
   float sums[2], scale = 1;
@@ -77,7 +79,7 @@ __device__ void rms_norm_bwd_row(const RmsNormBwdParams& p) {
   Pack<float, kWidth> dweight = {}, dbias = {};
   auto dx = gradient_of(found, h, dy, weight, dweight, dbias);
   if (p.dh.data) {
-    const auto dh = convert<float>(load(place(p.dh.data)).pack());
+    const auto dh = convert<float>(dh_of.pack());
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) dx.at[j] += dh.at[j];
   }

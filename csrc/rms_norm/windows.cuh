@@ -6,23 +6,23 @@
 namespace cuops {
 
 // A vector of elements from..to - 1, and zeros. Out of line, because it is rare and long.
-template <class T>
-__device__ __noinline__ uint4 gather(const T* start, int from, int to) {
-  constexpr int kWidth = kVectorWidth<T>;
+template <class T, int kWidth = kVectorWidth<T>>
+__device__ __noinline__ Word<T, kWidth> gather(const T* start, int from, int to) {
   alignas(16) T v[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) v[j] = j >= from && j < to ? start[j] : convert<T>(0.0f);
-  return *reinterpret_cast<const uint4*>(v);
+  return *reinterpret_cast<const Word<T, kWidth>*>(v);
 }
 
 // Zeros for all but elements from..to - 1 of a vector.
-template <class T>
-__device__ uint4 trimmed(uint4 v, int from, int to) {
+template <class T, class Words>
+__device__ Words trimmed(Words v, int from, int to) {
   constexpr int kBits = 8 * sizeof(T);
   auto bits_from = [](int bit) { return bit >= 32 ? 0u : ~0u << max(bit, 0); };
   unsigned* const words = &v.x;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) words[k] &= bits_from(from * kBits - 32 * k) & ~bits_from(to * kBits - 32 * k);
+  for (int k = 0; k < static_cast<int>(sizeof(Words) / 4); ++k)
+    words[k] &= bits_from(from * kBits - 32 * k) & ~bits_from(to * kBits - 32 * k);
   return v;
 }
 
@@ -36,7 +36,8 @@ __device__ __noinline__ void scatter(T* start, uint4 v, int from, int to) {
 }
 
 // The vectors that a row touches. Without kPhased every row starts at one and is a whole number of them. With it, all rows that a
-// thread works on start equally far behind one, so that each of its vectors has the same columns in every row.
+// thread works on start equally far behind one, so that each of its vectors has the same columns in every row. U is the dtype of
+// another array whose rows start as many elements behind.
 template <class T, bool kPhased>
 struct Windows {
   static constexpr int kWidth = kVectorWidth<T>;
@@ -49,8 +50,9 @@ struct Windows {
     }
     count = (phase + n + kWidth - 1) / kWidth;
   }
-  __device__ uint4* of(const Rows& rows, long long row) const {
-    return reinterpret_cast<uint4*>(static_cast<T*>(rows.data) + row * rows.stride - phase);
+  template <class U = T>
+  __device__ Word<U, kWidth>* of(const Rows& rows, long long row) const {
+    return reinterpret_cast<Word<U, kWidth>*>(static_cast<U*>(rows.data) + row * rows.stride - phase);
   }
   // The column of the first element, and which elements are the row's.
   __device__ int column(int at) const { return at * kWidth - phase; }
@@ -66,9 +68,19 @@ struct Windows {
   }
 
   // A vector with zeros for what is not the row's.
-  __device__ uint4 trimmed(uint4 v, int at) const { return cuops::trimmed<T>(v, from(at), to(at)); }
-  // The same of an array that starts anywhere and may end within the vector.
-  __device__ uint4 gathered(const T* start, int at) const { return gather(start + column(at), from(at), to(at)); }
+  template <class U = T>
+  __device__ Word<U, kWidth> trimmed(Word<U, kWidth> v, int at) const {
+    return cuops::trimmed<U>(v, from(at), to(at));
+  }
+  // The same of a row that starts anywhere, in an array that may end within the vector.
+  template <class U = T>
+  __device__ Word<U, kWidth> gathered(const void* row, int at) const {
+    return gather<U, kWidth>(static_cast<const U*>(row) + column(at), from(at), to(at));
+  }
+  template <class U = T>
+  __device__ Word<U, kWidth> gathered(const Rows& rows, long long row, int at) const {
+    return gathered<U>(static_cast<const U*>(rows.data) + row * rows.stride, at);
+  }
 };
 
 }  // namespace cuops

@@ -12,11 +12,11 @@ from .. import reference
 from .case import Case, compiled, largest_errors
 
 KINDS = ("forward", "residual", "backward")
-FROZEN = "backward with a frozen weight"
 STREAM = "backward with a float32 residual"
 OPTIONS = (
     "no weight", "float32 weight", "float32 residual",
-    "backward without a weight", "backward with a float32 weight", FROZEN, STREAM,
+    "backward without a weight", "backward with a float32 weight", "backward with a frozen weight",
+    "backward with a residual", "backward with a frozen weight and a residual", STREAM,
 )  # fmt: skip
 ROOF = "copy"
 EPS = 1e-6
@@ -43,7 +43,8 @@ def traffic(case: Case) -> int:
         wide = 3 if case.kind == STREAM else 2
         narrow = 1 if case.kind == STREAM and _wide(case) == case.dtype else 2  # there one dx is for both
         return rows * n * (narrow * case.dtype.itemsize + wide * _wide(case).itemsize)
-    return (3 if "backward" in case.kind else 4 if case.kind == "residual" else 2) * rows * n * case.dtype.itemsize
+    arrays = 4 if "residual" in case.kind else 3 if "backward" in case.kind else 2
+    return arrays * rows * n * case.dtype.itemsize
 
 
 def _wide(case: Case) -> torch.dtype:
@@ -64,8 +65,8 @@ def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
         drawn["residual"] = draw(rows, n, dtype=_wide(case) if "float32" in case.kind else case.dtype)
     if case.kind.startswith("backward"):
         drawn["grad"] = draw(rows, n)
-        if case.kind == STREAM:
-            drawn["h_grad"] = draw(rows, n, dtype=_wide(case))
+        if "residual" in drawn:
+            drawn["h_grad"] = draw(rows, n, dtype=drawn["residual"].dtype)
     return drawn
 
 
@@ -143,7 +144,7 @@ def results(case: Case, function: Function, arguments: dict[str, torch.Tensor]) 
 
 def _leaves(case: Case) -> tuple[str, ...]:
     """Of which arguments gradients are wanted, if they are there; that of the residual is that of x before rounding."""
-    return ("x",) if case.kind == FROZEN else ("x", "weight", "residual")
+    return ("x",) if "frozen" in case.kind else ("x", "weight", "residual")
 
 
 def backward(
