@@ -107,6 +107,24 @@ def test_a_wrong_implementation_is_not_timed():
     assert "cuops fails: wrong result" in report.comparison([record])
 
 
+@pytest.mark.parametrize(
+    ("times", "medians"), [([9, 10, 30, 11, 8, 12], (9, 11)), ([1, 10], (1, 10))], ids=["close", "far apart"]
+)
+def test_where_two_are_close_the_median_of_several_rounds_counts(times, medians):
+    class Clock(CpuTimer):
+        def kernel(self, make, calls=1):
+            return left.pop(0)
+
+    left, clock = list(times), Clock()
+    clock.rounds = 3
+    clock.copy = lambda traffic, calls=1: 0.5
+    functions = dict(zip(("cuops", "torch"), [available("rms_norm", "cpu")["torch"]] * 2, strict=True))
+    record = measure(Case("rms_norm", "forward", (4, 48), torch.float32), functions, clock, "cpu")
+    assert tuple(record["results"][name]["us"] for name in ("cuops", "torch")) == medians
+    assert record["to_best_peer"] == medians[0] / medians[1]
+    assert not left
+
+
 def test_a_failing_peer_leaves_the_others_measured():
     def fails(**_):
         raise RuntimeError("no such size")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import statistics
 import time
@@ -21,7 +20,7 @@ class CudaTimer:
     """
 
     def __init__(self, quick: bool = False) -> None:
-        self.milliseconds = 10 if quick else 40
+        self.milliseconds, self.rounds = (10, 1) if quick else (40, 3)
         gc.freeze()  # each capture collects garbage, which takes long after the imports of all peers
 
     def kernel(self, make: Callable[[], Call], calls: int = 1) -> float:
@@ -71,7 +70,6 @@ class CudaTimer:
         torch.cuda.synchronize()
         return statistics.median(batches) * 1e6
 
-    @functools.cache  # noqa: B019 (a timer lives as long as the run)
     def copy(self, traffic: int, calls: int = 1) -> float:
         """The device's own copy that reads and writes `traffic` bytes in all."""
         source, target = (torch.empty(max(traffic // 2, 1), dtype=torch.uint8, device="cuda") for _ in range(2))
@@ -79,7 +77,6 @@ class CudaTimer:
         # A graph copies half a gigabyte and more at two thirds of the speed of a plain call.
         return captured if calls > 1 else min(captured, self.direct(lambda: lambda: target.copy_(source)))
 
-    @functools.cache  # noqa: B019 (a timer lives as long as the run)
     def fill(self, traffic: int, calls: int = 1, dtype: torch.dtype = torch.float32) -> float:
         """The device's own fill that writes `traffic` bytes, which takes longer where elements have 16 bits."""
         target = torch.empty(max(traffic // dtype.itemsize, 1), dtype=dtype, device="cuda")
@@ -94,7 +91,7 @@ class CpuTimer:
     """The clock, for runs without a GPU: the least time of a few calls, to which other programs only add."""
 
     def __init__(self, quick: bool = False) -> None:
-        self.repeats = 5 if quick else 15
+        self.repeats, self.rounds = 5 if quick else 15, 1
 
     def kernel(self, make: Callable[[], Call], calls: int = 1) -> float:
         """Time of the call that `make` returns."""
