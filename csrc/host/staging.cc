@@ -13,8 +13,8 @@
 namespace cuops {
 namespace {
 
-constexpr std::int64_t kLargestChunk = 4 << 20, kSmallestChunk = 256 << 10;  // bytes; a chunk holds at least one row
-constexpr unsigned kMaxWorkers = 8;                                          // enough to fill staging as fast as PCIe empties it
+constexpr std::int64_t kLargestChunk = 2 << 20, kSmallestChunk = 256 << 10;  // bytes; a chunk holds at least one row
+constexpr unsigned kMaxWorkers = 12;                                         // enough to fill staging as fast as PCIe empties it
 constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
 
@@ -138,7 +138,7 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
   for (const auto* arrays : {&inputs, &outputs})
     for (const HostRows& array : *arrays) row_bytes = std::max(row_bytes, array.bytes);
   const unsigned most_workers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxWorkers);
-  const std::int64_t chunk_bytes = std::clamp(rows * row_bytes / (2 * most_workers), kSmallestChunk, kLargestChunk);
+  const std::int64_t chunk_bytes = std::clamp(rows * row_bytes / most_workers, kSmallestChunk, kLargestChunk);
   const std::int64_t chunk = std::clamp<std::int64_t>(chunk_bytes / std::max<std::int64_t>(row_bytes, 1), 1, rows);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
 
