@@ -22,7 +22,7 @@ RMS_NORM_BWD(bf16, __nv_bfloat16, held_shared_phased, 640, __nv_bfloat16, 2, tru
   RMS_NORM_BWD(f32, float, held_dy_##suffix, 640, Dy, 2, true)                       \
   RMS_NORM_BWD(f32, float, wide_dy_##suffix, 512, Dy, 4, true, true)                 \
   RMS_NORM_BWD(f32, float, held_dy_##suffix##_phased, 640, Dy, 2, true, false, true) \
-  RMS_NORM_BWD(f32, float, wide_dy_##suffix##_phased, 384, Dy, 4, true, true, true)
+  RMS_NORM_BWD(f32, float, wide_dy_##suffix##_phased, 512, Dy, 4, true, true, true)
 RMS_NORM_BWD_DY(f16, __half)
 RMS_NORM_BWD_DY(bf16, __nv_bfloat16)
 #endif

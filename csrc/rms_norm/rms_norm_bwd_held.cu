@@ -21,7 +21,7 @@ RMS_NORM_BWD(bf16, __nv_bfloat16, held_long, 384, 4, true)
 #if CUOPS_TUNED == 90  // others have two passes for these: each instance costs half a second of every build
 #define RMS_NORM_BWD_TUNED(name, T)                              \
   RMS_NORM_BWD(name, T, held_phased, 640, 2, false, false, true) \
-  RMS_NORM_BWD(name, T, wide_phased, 384, 4, true, true, true)
+  RMS_NORM_BWD(name, T, wide_phased, 512, 4, true, true, true)
 RMS_NORM_BWD_TUNED(f32, float)
 RMS_NORM_BWD_TUNED(f16, __half)
 RMS_NORM_BWD_TUNED(bf16, __nv_bfloat16)

@@ -41,20 +41,33 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
   const SumsSideBySide<kCluster> side_by_side(arrived, p);
   const auto& constants = scalars<Acc>(p);
   const int rows = static_cast<int>(p.rows);
-  const Passing passing(p.released_from != kNoRow);
+  const Passing passing(!kPhased && p.released_from != kNoRow);
   // Rows of a block are neighbours, which share pages of memory.
   const int teams = kWide ? gridDim.x / team.blocks : gridDim.x * blockDim.y;
   const int begin = kWide ? team.index : blockIdx.x * blockDim.y + threadIdx.y;
   const int first = kWide ? team.first() : threadIdx.x, step = kWide ? team.threads() : blockDim.x;
   const Windows<T, kPhased> windows(p.h, begin, static_cast<int>(p.n));
   auto exists = [&](int i) { return first + i * step < windows.count; };
-  auto wide = [](const auto& v) {
-    using U = Select<kSame<decltype(v), const uint4&>, T, Dy>;
-    return convert<Acc>(*reinterpret_cast<const Pack<U, kWidth>*>(&v));
+  auto packed = [](const auto& v) {
+    return *reinterpret_cast<const Pack<Select<kSame<decltype(v), const uint4&>, T, Dy>, kWidth>*>(&v);
   };
-  bool shares = false;  // a vector with another row
+  auto wide = [&](const auto& v) { return convert<Acc>(packed(v)); };
+  // Where this leaves registers enough, bfloat16 is converted by permutes for the sums rather than again for dx.
+  constexpr bool kFirstPermutes = kWide && kPhased && kSame<T, __nv_bfloat16>;
+  auto wide_for_sums = [&](const auto& v) {
+    if constexpr (kFirstPermutes) return convert_again<true>(packed(v), 0);
+    return wide(v);
+  };
+  unsigned edges = 0;  // bit i: vector i is partly another row's; bit 16 + i: it reaches beyond the end of its own
 #pragma unroll
-  for (int i = 0; i < kResident; ++i) shares = shares || (kPhased && exists(i) && windows.is_shared(first + i * step));
+  for (int i = 0; kPhased && i < kResident; ++i) {
+    const int at = first + i * step;
+    if (exists(i) && windows.is_shared(at)) edges |= 1u << i | (windows.to(at) < kWidth) << (16 + i);
+  }
+  if constexpr (kPhased) edges = found_anew(edges);
+  auto is_shared = [&](int i) { return kPhased && edges >> i & 1; };
+  // Whether it reaches beyond the array, which starts at a vector.
+  auto leaves = [&](int row, int i) { return kPhased && row == rows - 1 && edges >> (16 + i) & 1; };
 
   // In shared memory: with kShared, the weight as the sums want it, whatever its dtype, and with the offset. What threads have of
   // it is an odd number of fours apart, in different banks; rows that start elsewhere have other parts of it.
@@ -77,19 +90,19 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     const bool wanted = row < rows;
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      if (wanted && exists(i) && !(kPhased && windows.leaves(row, rows, first + i * step))) {
-        next_h[i] = kPhased ? h_at[i * step] : passing.load(h_at + i * step);
-        next_dy[i] = kPhased ? dy_at[i * step] : passing.load(dy_at + i * step);
+      if (wanted && exists(i) && !leaves(row, i)) {
+        next_h[i] = passing.load(h_at + i * step);
+        next_dy[i] = passing.load(dy_at + i * step);
       } else if (!kWide) {  // a warp's other rows may go on
         next_h[i] = {};
         next_dy[i] = {};
       }
     }
     if constexpr (kPhased) {
-      if (!wanted || !shares || (row > 0 && row < rows - 1)) return;
+      if (row != rows - 1 || !edges) return;
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        if (!exists(i) || !windows.leaves(row, rows, first + i * step)) continue;
+        if (!leaves(row, i)) continue;
         next_h[i] = windows.gathered(p.h, row, first + i * step);
         next_dy[i] = windows.template gathered<Dy>(p.dy, row, first + i * step);
       }
@@ -101,7 +114,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     for (int i = 0; i < kResident; ++i) {
       const int at = first + i * step;
       if (!exists(i)) continue;
-      if (kPhased && windows.leaves(row, rows, at)) {
+      if (leaves(row, i)) {
         dh[i * threads] = windows.gathered(p.dh, row, at);
       } else {
         copy_async(dh + i * threads, windows.of(p.dh, row) + at);
@@ -173,10 +186,10 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
     next_row(h_at, p.h);
     next_row(dy_at, p.dy);
     fetch(row + teams);
-    if (kPhased && shares) {
+    if (kPhased && edges) {
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        if (!windows.is_shared(first + i * step)) continue;
+        if (!is_shared(i)) continue;
         h[i] = windows.trimmed(h[i], first + i * step);
         dy[i] = windows.template trimmed<Dy>(dy[i], first + i * step);
       }
@@ -189,7 +202,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       sums[0] = sums[1] = 0;  // of h^2, of g h
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
-        const auto a = wide(h[i]), grad = wide(dy[i]), factor = factor_of(i, wide);
+        const auto a = wide_for_sums(h[i]), grad = wide_for_sums(dy[i]), factor = factor_of(i, wide_for_sums);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           sums[0] += a.at[j] * a.at[j];
@@ -228,13 +241,13 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 
     if (p.dh.data) wait_for_copies<0>();
     const unsigned zero = static_cast<unsigned>(p.h.outer_stride);  // rows have one stride
-    auto wide_again = [&](const auto& v) {
-      using U = Select<kSame<decltype(v), const uint4&>, T, Dy>;
-      return convert_again<kPermutes>(*reinterpret_cast<const Pack<U, kWidth>*>(&v), zero);
+    auto wide_for_dx = [&](const auto& v) {
+      if constexpr (kFirstPermutes) return wide(v);
+      return convert_again<kPermutes>(packed(v), zero);
     };
 #pragma unroll
     for (int i = 0; i < kResident; ++i) {
-      const auto a = wide_again(h[i]), grad = wide_again(dy[i]), factor = factor_of(i, wide_again);
+      const auto a = wide_for_dx(h[i]), grad = wide_for_dx(dy[i]), factor = factor_of(i, wide_for_dx);
       Pack<Acc, kWidth> dx;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -258,7 +271,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       auto store_as = [&](auto* to) {
         using U = typename Pointee<decltype(to)>::type;
         const auto rounded = convert<U>(dx);
-        if (!kPhased || !windows.is_shared(at)) {
+        if (!is_shared(i)) {
           store_pack(to, rounded);
         } else {
 #pragma unroll

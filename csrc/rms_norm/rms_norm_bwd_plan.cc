@@ -17,7 +17,8 @@ constexpr std::int64_t kRowThreads = 256, kMostRowThreads = 512, kMostRowBlocks 
 constexpr std::int64_t kShort = 64;                                   // elements of a row that are faster one by one
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
-constexpr unsigned kWideVectors = 4, kWideThreads = 512, kWidePhasedThreads = 384;
+constexpr unsigned kWideVectors = 4, kWideThreads = 512;
+constexpr unsigned kMostWidePhased = 384;  // threads of a block, where rows start anywhere: longer ones are read twice
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
 // Vectors that a row touches.
@@ -128,7 +129,8 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
     shape = {0, row.across, 1, 1, 0, true};
   }
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
-  const unsigned blocks_each = !row.is_long && (row.across == 32 || row.across == 64) && p.rows >= 4096 ? 2 : 1;
+  const bool shares = row.across == 32 || (row.across == 64 && !phased);
+  const unsigned blocks_each = !row.is_long && shares && p.rows >= 4096 ? 2 : 1;
   shape.block_y = side_by_side(p.rows, row.across, row.threads / blocks_each, hw);
   shape.shared_bytes = shared_bytes();
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
@@ -143,23 +145,22 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
 
 // A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
 std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardware& hw) {
-  // Blocks that have many rows are best alone. Else several blocks a multiprocessor hide each other's sums, up to clusters of 8;
-  // more blocks than that where rows are few.
+  // Blocks that have many rows are best alone. Else several blocks a multiprocessor hide each other's sums, up to clusters of 8,
+  // or, where rows start anywhere, 16; more blocks than that where rows are few.
   const bool phased = p.starts != kAligned;
-  const std::int64_t vectors_each = kWideVectors * (phased ? 128 : 160), most = hw.largest_cluster;
+  const std::int64_t vectors_each = kWideVectors * 160, most = hw.largest_cluster;
   const bool alone = !phased && vectors <= kWideVectors * kWideThreads && p.rows >= 16 * hw.multiprocessors;
   LaunchShape shape{0, 1, 1, 1, 0, true};
   while (shape.cluster < most && ((shape.cluster < 8 && !alone && vectors > vectors_each * shape.cluster) ||
-                                  vectors > kWideVectors * (phased ? 128 : 512) * shape.cluster ||
+                                  vectors > (phased ? vectors_each : kWideVectors * kWideThreads) * shape.cluster ||
                                   (vectors > 256 * shape.cluster && 2 * p.rows * shape.cluster <= hw.multiprocessors))) {
     shape.cluster *= 2;
   }
   shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
   shape.shared_bytes = factor_bytes(p.dtype, shape.block_x, kWideVectors) + dh_bytes(p, shape, kWideVectors);
   const RmsNormBwdKernel kernel = is_mixed(p) ? kernel_of_dy(p, kWideDyF16) : phased ? kWidePhased : kWide;
-  const std::int64_t at_once = shape.cluster > 1
-                                   ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
-                                   : hw.multiprocessors * ((phased ? kWidePhasedThreads : kWideThreads) / shape.block_x);
+  const std::int64_t at_once = shape.cluster > 1 ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
+                                                 : hw.multiprocessors * (kWideThreads / shape.block_x);
   if (at_once == 0) return {};
   const std::int64_t teams = teams_of(p, std::min(at_once, p.rows), 1);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
@@ -348,7 +349,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
 std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
   const Hardware& hw = hardware("rms_norm_bwd_any", device);
   const std::int64_t vectors = vectors_of(p), clusters = hw.largest_cluster;
-  const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kWidePhasedThreads) * clusters;
+  const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kMostWidePhased) * clusters;
   const bool few_enough = p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));
   const bool fits_block = vectors <= kHeldVectors * kHeldThreads / 2;
   if (is_mixed(p)) {

@@ -62,11 +62,6 @@ struct Windows {
     if constexpr (!kPhased) return false;
     return (at == 0 && phase > 0) || to(at) < kWidth;
   }
-  // Whether it may reach beyond the array's first element or its last.
-  __device__ bool leaves(long long row, long long rows, int at) const {
-    return (row == 0 && at == 0 && phase > 0) || (row == rows - 1 && to(at) < kWidth);
-  }
-
   // A vector with zeros for what is not the row's.
   template <class U = T>
   __device__ Word<U, kWidth> trimmed(Word<U, kWidth> v, int at) const {
