@@ -68,7 +68,7 @@ def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Time
 
 
 def options(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
-    """without a weight, with one of float32 or frozen, a residual of float32, against a copy of what memory must move"""
+    """no weight, one of float32 or frozen, gradients with a residual, one of float32, against a copy of what memory must move"""
     return [r for kind in KINDS for r in comparison(_cases(kind, OPTIONS, options), options, functions, timer)]
 
 

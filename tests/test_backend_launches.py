@@ -149,6 +149,28 @@ def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
     assert len(clusters(tmp_path / "log")) >= 7 * 4
 
 
+@pytest.mark.parametrize(("capability", "shared"), [(80, 166912), (90, 232448), (120, 101376)])
+def test_gradients_ask_for_no_more_shared_memory_than_there_is(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, shared: int
+):
+    """The longest rows of each kind of kernel that keeps a gradient for h there; the driver refuses what is too much."""
+    code = """
+        library = _backend.library()
+        for n in (640, 4096, 8192, 10240, 14344, 16384):
+            for h_dtype, weight_dtype in (("float16", "float16"), ("float16", "float32"), ("float32", "float32")):
+                for lead in (0, 1):
+                    dy, h, dh, dx = (on_cuda((2112, n - lead), h_dtype) for _ in range(4))
+                    weight, dweight = (on_cuda((n - lead,), weight_dtype) for _ in range(2))
+                    for sum in (dweight, None):
+                        size = library.rms_norm_bwd_scratch(dy, dh, h, weight, sum is not None, False, 0.0)
+                        scratch = on_cuda((size,), "float32")
+                        library.rms_norm_bwd(dx, None, sum, None, scratch, dy, dh, h, weight, 1e-6, 0.0)
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_SHARED": shared, "STAND_IN_LOG": tmp_path / "log"}
+    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    assert len(clusters(tmp_path / "log")) >= 6 * 3 * 2 * 2
+
+
 @pytest.mark.parametrize("room", [16, 8])
 def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
     installation: Installation, driver: Path, tmp_path: Path, room: int

@@ -138,8 +138,10 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
   for (const auto* arrays : {&inputs, &outputs})
     for (const HostRows& array : *arrays) row_bytes = std::max(row_bytes, array.bytes);
   const unsigned most_workers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxWorkers);
-  const std::int64_t chunk_bytes = std::clamp(rows * row_bytes / most_workers, kSmallestChunk, kLargestChunk);
-  const std::int64_t chunk = std::clamp<std::int64_t>(chunk_bytes / std::max<std::int64_t>(row_bytes, 1), 1, rows);
+  // As many chunks as workers, where that is no more than a chunk may be: with one more, one of them would have two.
+  const std::int64_t largest = std::max<std::int64_t>(kLargestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
+  const std::int64_t smallest = std::max<std::int64_t>(kSmallestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
+  const std::int64_t chunk = std::min(rows, std::clamp((rows + most_workers - 1) / most_workers, smallest, largest));
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
 
   std::int64_t lane_bytes = 0;

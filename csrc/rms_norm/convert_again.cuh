@@ -6,7 +6,7 @@
 namespace cuops {
 
 // convert<float>, once more: by instructions that the compiler does not take for those of the first time. kPermutes: for bfloat16
-// by others that do as much, and not by one more.
+// by others that do as much, and not by one more. Four of float16 are few enough to keep.
 template <bool kPermutes, class T, int kWidth>
 __device__ Pack<float, kWidth> convert_again(const Pack<T, kWidth>& in, unsigned zero) {
   if constexpr (kPermutes && kSame<T, __nv_bfloat16>) {

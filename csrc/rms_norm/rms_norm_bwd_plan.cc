@@ -18,6 +18,7 @@ constexpr std::int64_t kShort = 64;                                   // element
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512;
+constexpr int kWideOwnBytes = 2 << 10;     // of shared memory, at most
 constexpr unsigned kMostWidePhased = 384;  // threads of a block, where rows start anywhere: longer ones are read twice
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
@@ -158,6 +159,7 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
   }
   shape.block_x = threads_for(vectors, kWideVectors * shape.cluster);
   shape.shared_bytes = factor_bytes(p.dtype, shape.block_x, kWideVectors) + dh_bytes(p, shape, kWideVectors);
+  if (static_cast<int>(shape.shared_bytes) + kWideOwnBytes > hw.shared_bytes) return {};
   const RmsNormBwdKernel kernel = is_mixed(p) ? kernel_of_dy(p, kWideDyF16) : phased ? kWidePhased : kWide;
   const std::int64_t at_once = shape.cluster > 1 ? clusters_at_once(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)
                                                  : hw.multiprocessors * (kWideThreads / shape.block_x);

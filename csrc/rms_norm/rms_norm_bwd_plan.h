@@ -84,8 +84,8 @@ struct RmsNormBwdProblem {
   bool weighted;       // there is a weight
   bool wide_weight;    // of the dtype of the sums, which is another than h's
   bool dh;             // there is a gradient for h
-  bool dbias;          // its sums over rows are wanted
-  bool dx_alone;       // nobody wants any of these
+  bool dbias;          // that of the bias is wanted
+  bool dx_alone;       // nobody wants sums over rows
 };
 
 // Blocks stay until all rows are done.
@@ -115,7 +115,7 @@ inline unsigned dh_bytes(const RmsNormBwdProblem& p, const LaunchShape& shape, u
 
 // L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
 inline long long kept_until(const RmsNormBwdProblem& p, const Hardware& hw) {
-  return released_from(p.rows, 2 * p.n * size_of(p.dtype), hw);
+  return released_from(p.rows, p.n * (size_of(p.dtype) + size_of(p.dy_dtype)), hw);
 }
 
 // For the sum of so many rows of partial sums.

@@ -1,6 +1,6 @@
 // A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
-// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1) and STAND_IN_ROOM (16), the blocks that a cluster has
-// room for, describe it; STAND_IN_FAIL, like
+// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1), STAND_IN_ROOM (16), the blocks that a cluster has room
+// for, and STAND_IN_SHARED (232448), the bytes of shared memory that a block may have, describe it; STAND_IN_FAIL, like
 // cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch,
 // STAND_IN_IMAGE one for the last image loaded, up to the table of sections.
 #include <math.h>
@@ -198,7 +198,7 @@ DRIVER(cuDeviceGetAttribute, int* value, int attribute, int) {
   *value = attribute == 75   ? capability / 10
            : attribute == 76 ? capability % 10
            : attribute == 16 ? 132
-           : attribute == 97 ? 232448
+           : attribute == 97 ? setting("STAND_IN_SHARED", 232448)
                              : 0;
   return 0;
 }
@@ -239,10 +239,11 @@ DRIVER(cuFuncSetAttribute, void*, int, int) {
   MAY_FAIL;
   return 0;
 }
-DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
-       void** arguments, void**) {
+bool has_shared(unsigned bytes) { return bytes <= static_cast<unsigned>(setting("STAND_IN_SHARED", 232448)); }
+DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared_bytes,
+       void*, void** arguments, void**) {
   MAY_FAIL;
-  return run(function, arguments, blocks, "launch");
+  return has_shared(shared_bytes) ? run(function, arguments, blocks, "launch") : 1;
 }
 DRIVER(cuMemAlloc_v2, void** at, size_t bytes) {
   MAY_FAIL;
@@ -339,7 +340,7 @@ int cluster_of(const LaunchConfig* config) {
 }
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
   MAY_FAIL;
-  return run(function, arguments, config->grid[0], "launch", cluster_of(config));
+  return has_shared(config->shared_bytes) ? run(function, arguments, config->grid[0], "launch", cluster_of(config)) : 1;
 }
 DRIVER(cuOccupancyMaxActiveClusters, int* count, void*, const LaunchConfig* config) {
   MAY_FAIL;

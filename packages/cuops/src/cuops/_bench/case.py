@@ -199,31 +199,33 @@ def measure(
     """Checks each implementation against the reference and times it: a JSON-ready record."""
     module = case.module
     torch.compiler.reset()  # or the hundredth shape would meet the limit on recompilations
-    arguments = module.inputs(case, device)
-    results: dict[str, dict[str, Any]] = {}
-    rounds: dict[str, list[float]] = {"roof": [getattr(timer, module.ROOF)(module.traffic(case), calls)]}
-    for name, function in functions.items():
-        try:
-            errors = compared(case, name, function, arguments)[1]
-            if max(errors.values()) > case.tolerance:
-                results[name] = {"failure": "wrong result", "errors": errors}
-                continue
-            rounds[name] = [timer.kernel(functools.partial(module.call, case, function, arguments), calls)]
-            results[name] = {"errors": errors}
-        except Exception as error:  # a peer may fail in any way, and the others are still to be measured
-            results[name] = {"failure": why(error)}
-    for _ in range(timer.rounds - 1 if _are_close(rounds) else 0):
-        arguments = module.inputs(case, device)  # elsewhere, as the last ones are still there
-        for name, times in rounds.items():
-            if name == "roof":
-                times.append(getattr(timer, module.ROOF)(module.traffic(case), calls))
-            else:
-                times.append(timer.kernel(functools.partial(module.call, case, functions[name], arguments), calls))
+    results: dict[str, dict[str, Any]] = {name: {} for name in functions}
+    roofs: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(timer.rounds):
+        if turn == 1 and not _are_close(roofs[0], [first for first, *_ in times.values()]):
+            break
+        arguments = module.inputs(case, device)  # elsewhere than the last ones, which are still there
+        roofs.append(getattr(timer, module.ROOF)(module.traffic(case), calls))
+        for name in list(times):
+            try:
+                if turn == 0:
+                    results[name]["errors"] = errors = compared(case, name, functions[name], arguments)[1]
+                    if max(errors.values()) > case.tolerance:
+                        results[name]["failure"] = "wrong result"
+                        del times[name]
+                        continue
+                times[name].append(
+                    timer.kernel(functools.partial(module.call, case, functions[name], arguments), calls)
+                )
+            except Exception as error:  # a peer may fail in any way, and the others are still to be measured
+                results[name] = {"failure": why(error)}
+                del times[name]
     timer.release()
-    medians = {name: statistics.median(times) for name, times in rounds.items()}
-    roof = medians.pop("roof")
+    roof = statistics.median(roofs)
+    medians = {name: statistics.median(found) for name, found in times.items()}
     for name, microseconds in medians.items():
-        results[name] = {"us": microseconds, "of_roof": roof / microseconds, **results[name]}
+        results[name] |= {"us": microseconds, "of_roof": roof / microseconds}
     record: dict[str, Any] = {
         "kind": case.kind,
         "shape": case.shape,
@@ -238,10 +240,9 @@ def measure(
     return record
 
 
-def _are_close(rounds: dict[str, list[float]]) -> bool:
+def _are_close(roof: float, times: list[float]) -> bool:
     """Whether one round does not tell the two fastest from one another, or the fastest from the roof.
 
     Where data lies, and what ran before, moves short kernels by up to 12 %.
     """
-    fastest = sorted(times[0] for name, times in rounds.items() if name != "roof")[:2]
-    return any(b < 1.2 * a for a, b in itertools.pairwise(sorted([*rounds["roof"], *fastest])))
+    return any(b < 1.2 * a for a, b in itertools.pairwise(sorted([roof, *sorted(times)[:2]])))
