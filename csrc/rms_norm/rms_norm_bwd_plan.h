@@ -105,6 +105,16 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& problem
 // Where rms_norm_bwd_dx.cu has the rows, for gradients of h alone.
 std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& problem, int device, const Hardware& hw);
 
+// Two kernels for any rows, and for those that start together. `few`: one block of the second has all rows of its columns.
+RmsNormBwdPlan plan_columns(const RmsNormBwdProblem& problem, bool few, int device, const Hardware& hw);
+RmsNormBwdPlan plan_phased(const RmsNormBwdProblem& problem, bool few, int device, const Hardware& hw);
+
+// Vectors that a row touches.
+std::int64_t vectors_of(const RmsNormBwdProblem& problem);
+
+// Threads for rows of `vectors`, `each` a thread: a power of two up to a warp, then whole warps.
+unsigned threads_across(std::int64_t vectors, unsigned each);
+
 // Whether dy has 16 bits and h float32.
 inline bool is_mixed(const RmsNormBwdProblem& p) { return p.dy_dtype != p.dtype; }
 
