@@ -149,9 +149,9 @@ def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
     assert len(clusters(tmp_path / "log")) >= 7 * 4
 
 
-@pytest.mark.parametrize(("capability", "shared"), [(80, 166912), (90, 232448), (120, 101376)])
+@pytest.mark.parametrize("capability", [80, 86, 90, 120])
 def test_gradients_ask_for_no_more_shared_memory_than_there_is(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int, shared: int
+    installation: Installation, driver: Path, tmp_path: Path, capability: int
 ):
     """The longest rows of each kind of kernel that keeps a gradient for h there; the driver refuses what is too much."""
     code = """
@@ -166,7 +166,7 @@ def test_gradients_ask_for_no_more_shared_memory_than_there_is(
                         scratch = on_cuda((size,), "float32")
                         library.rms_norm_bwd(dx, None, sum, None, scratch, dy, dh, h, weight, 1e-6, 0.0)
     """
-    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_SHARED": shared, "STAND_IN_LOG": tmp_path / "log"}
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
     installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
     assert len(clusters(tmp_path / "log")) >= 6 * 3 * 2 * 2
 
@@ -181,3 +181,84 @@ def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
         _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
     """
     assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
+
+
+KRON_SIZES = [
+    [(128, 128)] * 2, [(127, 127)] * 2, [(96, 96)] * 2, [(64, 64)] * 2, [(65, 63)] * 2, [(33, 40)] * 2, [(17, 96), (128, 4)],
+    [(32, 32)] * 3, [(31, 30)] * 3, [(20, 24)] * 3, [(16, 16)] * 4, [(8, 8)] * 5, [(2, 2)] * 12, [(5, 7)] * 4, [(3, 3)] * 8,
+    [(12, 16)] * 3, [(256, 256)], [(200, 96)], [(86, 86), (128, 128)], [(4, 4), (64, 64), (8, 8)], [(100, 2), (2, 100)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [61, 75, 80, 86, 90, 120])
+def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int
+):
+    """Forwards, and each kernel that has gradients of these sizes; the driver refuses what is too much."""
+    code = f"""
+        from math import prod
+        library = _backend.library()
+
+        def forward(number, dtype, rows, sizes, w, tf32):
+            for first, count, kernel, *_ in library.kron_linear_plan(number, rows, flat(sizes), 1, tf32, 0):
+                part, after = slice(first, first + count), prod(o for o, _ in sizes[first + count:])
+                before = rows * prod(i for _, i in sizes[:first])
+                y, x = (on_cuda((before, prod(s[k] for s in sizes[part]) * after), dtype) for k in (0, 1))
+                if kernel != "GEMM":
+                    library.kron_linear_fwd(y, x, w[part], after, None, tf32)
+
+        def gradients_at_once(number, dtype, rows, sizes, w, dw):
+            n, m = (prod(s[k] for s in sizes) for k in (1, 0))
+            x, dx, dy = (on_cuda((rows, size), dtype) for size in (n, n, m))
+            if library.kron_linear_slices_bwd_time(number, rows, flat(sizes), 0) > 0:
+                library.kron_linear_slices_bwd(dw, dx, dy, x, w)
+            for size in (32, 64, 96, 128) if len(sizes) == 2 else ():
+                is_odd = any(s * x.dtype.itemsize % 16 for s in sizes[1])
+                if max(flat(sizes)) <= size:
+                    blocks = library.kron_linear_squares_bwd_blocks(number, rows, size, 7, is_odd, 0)
+                    partial = on_cuda((2 * blocks, size * size), sums(dtype))
+                    blocks and library.kron_linear_squares_bwd(dw, dx, partial, dy, x, w, 7, size)
+
+        def gradients_of_groups(number, dtype, rows, sizes, w, dw):
+            for first, count, scratch, _ in library.kron_linear_fibers_bwd_plan(number, rows, flat(sizes), 1, 0):
+                part, after = slice(first, first + count), prod(i for _, i in sizes[first + count:])
+                before = rows * prod(o for o, _ in sizes[:first])
+                dx, x, dy = (on_cuda((before, prod(s[k] for s in sizes[part]) * after), dtype) for k in (1, 1, 0))
+                partial = on_cuda((scratch,), sums(dtype))
+                library.kron_linear_fibers_bwd(dw[part], dx, partial, dy, x, w[part], after)
+
+        def gradients_of_one(number, dtype, rows, size, inner, w, dw):
+            o, i = size
+            dx, x, dy = (on_cuda((rows, k, inner), dtype) for k in (i, i, o))
+            if library.kron_linear_product_bwd_time(number, rows, inner, o, i, 0) > 0:
+                library.kron_linear_product_bwd(dx, dw, dy, x, w)
+            for both in (True, False):
+                across = 2 * (inner == 1,)
+                parts = library.kron_linear_factor_bwd_partial_rows(number, rows, inner, o, i, *across, both, 0)
+                partial = on_cuda((parts, -(-o * i // 4) * 4), sums(dtype))
+                of_x, by = (dx, w) if both else (None, None)
+                parts and library.kron_linear_factor_bwd(dw, of_x, partial, dy, x, by, False)
+
+        def flat(sizes):
+            return tuple(size for pair in sizes for size in pair)
+
+        def sums(dtype):
+            return "float64" if dtype == "float64" else "float32"
+
+        for sizes in {KRON_SIZES}:
+            elements = prod(flat(sizes))
+            for number, dtype in enumerate(("float64", "float32", "float16")):
+                w, dw = ([on_cuda(pair, dtype) for pair in sizes] for _ in range(2))
+                for rows in (1, 40, 2000 if elements <= 1 << 24 else 100):
+                    forward(number, dtype, rows, sizes, w, False)
+                    forward(number, dtype, rows, sizes, w, dtype == "float32")
+                    gradients_at_once(number, dtype, rows, sizes, w, dw)
+                    gradients_of_groups(number, dtype, rows, sizes, w, dw)
+                    for k, size in enumerate(sizes):
+                        before = rows * prod(i for _, i in sizes[:k])
+                        gradients_of_one(number, dtype, before, size, prod(o for o, _ in sizes[k + 1:]), w[k], dw[k])
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
+    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    kernels = {line.split()[1] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("launch")}
+    assert len(kernels) >= {80: 15, 90: 90, 120: 60}.get(capability, 2)

@@ -1,6 +1,6 @@
 // A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
-// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1), STAND_IN_ROOM (16), the blocks that a cluster has room
-// for, and STAND_IN_SHARED (232448), the bytes of shared memory that a block may have, describe it; STAND_IN_FAIL, like
+// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1) and STAND_IN_ROOM (16), the blocks that a cluster has
+// room for, describe it; a launch with more shared memory than that capability has is refused. STAND_IN_FAIL, like
 // cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch,
 // STAND_IN_IMAGE one for the last image loaded, up to the table of sections.
 #include <math.h>
@@ -54,7 +54,7 @@ void log(const char* format, Args... args) {
   fclose(file);
 }
 
-// An image, of which the names of its kernels are known.
+// An image, of which the names of its kernels are known, and, in machine code, the shared memory of their own.
 struct Loaded {
   char* code;
   size_t size;  // of what precedes the table of sections, or of the text
@@ -66,26 +66,66 @@ struct Loaded {
         is_text ? snprintf(entry, sizeof entry, ".entry %s(", name) : snprintf(entry, sizeof entry, "%c%s%c", 0, name, 0);
     return memmem(code, size, entry, length) != nullptr;
   }
+
+  template <class Field>
+  Field field(uint64_t at) const {
+    Field value;
+    memcpy(&value, code + at, sizeof value);
+    return value;
+  }
+  int own_shared(const char* name) const {
+    if (memcmp(code, "\x7f\x45LF", 4) != 0) return 0;
+    auto section = [&](int i) { return size + i * field<uint16_t>(58); };  // in the table
+    const uint64_t names = field<uint64_t>(section(field<uint16_t>(62)) + 24);
+    char wanted[256];
+    snprintf(wanted, sizeof wanted, ".nv.shared.%s", name);
+    for (int i = 0; i < field<uint16_t>(60); ++i)
+      if (strcmp(code + names + field<uint32_t>(section(i)), wanted) == 0)
+        return static_cast<int>(field<uint64_t>(section(i) + 32));
+    return 0;
+  }
 };
+
+struct Function {
+  char* name;
+  int own_shared;
+};
+
+// What a block may have of shared memory (CUDA C++ Programming Guide, table of technical specifications per compute capability).
+int most_shared() {
+  const int capability = setting("STAND_IN_CAPABILITY", 90);
+  return capability < 70                        ? 49152
+         : capability < 75                      ? 98304
+         : capability < 80                      ? 65536
+         : capability == 80 || capability == 87 ? 166912
+         : capability < 90 || capability >= 120 ? 101376
+                                                : 232448;
+}
+bool has_shared(const void* function, unsigned bytes) {
+  return static_cast<int>(bytes) + static_cast<const Function*>(function)->own_shared <= most_shared();
+}
 
 int load(void** loaded, const void* image, const char* as) {
   const char* const bytes = static_cast<const char*>(image);
   const bool is_elf = memcmp(bytes, "\x7f\x45LF", 4) == 0;
-  uint64_t size;
+  uint64_t size, all;
   if (is_elf) {
     uint32_t flags;
+    uint16_t sections[2];  // the size of an entry of their table, and how many there are
     memcpy(&flags, bytes + 48, 4);
     memcpy(&size, bytes + 40, 8);
+    memcpy(sections, bytes + 58, 4);
+    all = size + sections[0] * sections[1];
     log("%s sm_%d\n", as, (bytes[8] >= 8 ? flags >> 8 : flags) & 255);
   } else {
     const char* target = strstr(bytes, ".target sm_");
     if (target == nullptr) return 200;
-    size = strlen(bytes);
+    all = size = strlen(bytes);
     log("%s compute_%d\n", as, atoi(target + 11));
   }
   auto* const found = static_cast<Loaded*>(malloc(sizeof(Loaded)));
-  *found = {static_cast<char*>(malloc(size)), size};
-  memcpy(found->code, bytes, size);
+  *found = {static_cast<char*>(malloc(all)), size};
+  memcpy(found->code, bytes, all);
   if (const char* path = getenv("STAND_IN_IMAGE")) {
     FILE* file = fopen(path, "wb");
     fwrite(bytes, 1, size, file);
@@ -125,7 +165,7 @@ void rms_norm_fwd(const RmsNormFwdParams& p, DType dtype) {
 }
 
 int run(const void* function, void** arguments, unsigned blocks, const char* how, unsigned cluster = 1) {
-  const char* name = static_cast<const char*>(function);
+  const char* name = static_cast<const Function*>(function)->name;
   log("%s %s device %d blocks %u cluster %u\n", how, name, depth ? stack[depth - 1]->device : -1, blocks, cluster);
   if (depth == 0) return kInvalidContext;
   const auto& params = *static_cast<const RmsNormFwdParams*>(arguments[0]);
@@ -135,8 +175,11 @@ int run(const void* function, void** arguments, unsigned blocks, const char* how
 }
 
 int find_function(void** function, const void* loaded, const char* name) {
-  if (!static_cast<const Loaded*>(loaded)->has(name)) return kNotFound;
-  *function = strdup(name);
+  const auto& image = *static_cast<const Loaded*>(loaded);
+  if (!image.has(name)) return kNotFound;
+  auto* const found = static_cast<Function*>(malloc(sizeof(Function)));
+  *found = {strdup(name), image.own_shared(name)};
+  *function = found;
   return 0;
 }
 
@@ -198,7 +241,7 @@ DRIVER(cuDeviceGetAttribute, int* value, int attribute, int) {
   *value = attribute == 75   ? capability / 10
            : attribute == 76 ? capability % 10
            : attribute == 16 ? 132
-           : attribute == 97 ? setting("STAND_IN_SHARED", 232448)
+           : attribute == 97 ? most_shared()
                              : 0;
   return 0;
 }
@@ -230,20 +273,19 @@ DRIVER(cuModuleGetFunction, void** function, void* module, const char* name) {
   MAY_FAIL;
   return find_function(function, module, name);
 }
-DRIVER(cuFuncGetAttribute, int* value, int, void*) {
+DRIVER(cuFuncGetAttribute, int* value, int attribute, const Function* function) {
   MAY_FAIL;
-  *value = 0;
+  *value = attribute == 1 ? function->own_shared : 0;
   return 0;
 }
 DRIVER(cuFuncSetAttribute, void*, int, int) {
   MAY_FAIL;
   return 0;
 }
-bool has_shared(unsigned bytes) { return bytes <= static_cast<unsigned>(setting("STAND_IN_SHARED", 232448)); }
 DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared_bytes,
        void*, void** arguments, void**) {
   MAY_FAIL;
-  return has_shared(shared_bytes) ? run(function, arguments, blocks, "launch") : 1;
+  return has_shared(function, shared_bytes) ? run(function, arguments, blocks, "launch") : kInvalidValue;
 }
 DRIVER(cuMemAlloc_v2, void** at, size_t bytes) {
   MAY_FAIL;
@@ -340,7 +382,13 @@ int cluster_of(const LaunchConfig* config) {
 }
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
   MAY_FAIL;
-  return has_shared(config->shared_bytes) ? run(function, arguments, config->grid[0], "launch", cluster_of(config)) : 1;
+  if (!has_shared(function, config->shared_bytes)) return kInvalidValue;
+  return run(function, arguments, config->grid[0], "launch", cluster_of(config));
+}
+DRIVER(cuTensorMapEncodeTiled, void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*, const unsigned*, int,
+       int, int, int) {
+  MAY_FAIL;
+  return 0;
 }
 DRIVER(cuOccupancyMaxActiveClusters, int* count, void*, const LaunchConfig* config) {
   MAY_FAIL;
