@@ -18,7 +18,7 @@ constexpr std::int64_t kShort = 64;                                   // element
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512;
-constexpr int kWideOwnBytes = 2 << 10;     // of shared memory, at most
+constexpr int kWideOwnBytes = 3 << 10;     // of shared memory, at most
 constexpr unsigned kMostWidePhased = 384;  // threads of a block, where rows start anywhere: longer ones are read twice
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
