@@ -18,12 +18,10 @@ __device__ Pack<float, kWidth> convert_again(const Pack<T, kWidth>& in, unsigned
       asm("prmt.b32 %0, %1, 0, 0x3244;" : "=f"(out.at[j + 1]) : "r"(pairs[j / 2]));
     }
     return out;
+  } else if constexpr (sizeof(T) * kWidth < 16) {
+    return convert<float>(in);
   } else if constexpr (sizeof(T) < sizeof(float)) {
-    if constexpr (sizeof(T) * kWidth == 16) {
-      return convert<float>(forgotten(in, zero));
-    } else {
-      return convert<float>(in);
-    }
+    return convert<float>(forgotten(in, zero));
   } else {
     return in;
   }
