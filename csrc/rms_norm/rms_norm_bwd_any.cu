@@ -149,14 +149,14 @@ __device__ void sum_rows(const SumRowsParams& p) {
   const Acc* const partial = static_cast<const Acc*>(p.partial) + column;
   wait_for_previous();
   Four sum = {};
-  if (column < p.n) {
+  auto add_up = [&](auto load) {
 #pragma unroll 1
     for (int row = threadIdx.y; row < p.rows; row += kAtOnce * blockDim.y) {
       Four more[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const int at = row + k * blockDim.y;
-        more[k] = at < p.rows ? *reinterpret_cast<const Four*>(partial + at * stride) : Four{};
+        more[k] = at < p.rows ? load(partial + at * stride) : Four{};
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
@@ -164,6 +164,19 @@ __device__ void sum_rows(const SumRowsParams& p) {
         for (int j = 0; j < 4; ++j) sum.at[j] += more[k].at[j];
       }
     }
+  };
+  const int there = static_cast<int>(min(p.n - column, 4LL));
+  if (there == 4) {
+    add_up([](const Acc* from) { return *reinterpret_cast<const Four*>(from); });
+  } else if (there > 0) {  // nobody has written behind the last column
+    add_up([&](const Acc* from) {
+      Four some = {};
+#pragma unroll
+      for (int j = 0; j < 3; ++j) {
+        if (j < there) some.at[j] = from[j];
+      }
+      return some;
+    });
   }
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, columns = 4 * blockDim.x;
   shared[thread] = sum;
