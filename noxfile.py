@@ -124,6 +124,9 @@ def sanitize(session: nox.Session) -> None:
     prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
     ours = f"--kernel-name=regex=^({'|'.join(prefixes)})_"
     special = {"initcheck": ("--check-api-memory-access=no",)}  # has to see who wrote what
+    portable = {
+        "synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}
+    }  # it breaks kernels with barriers in clusters of more blocks
     common = ("--error-exitcode=99", "--max-connections=99", "--require-cuda-init=no")  # where no test is chosen
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
     runs = {"gpu and not captures": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "captures and not timed": {}}
@@ -131,7 +134,8 @@ def sanitize(session: nox.Session) -> None:
         sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
         for marked, environment in runs.items():
             chosen = (*GPU_TESTS, "-m", marked, *pytest_options)
-            session.run(*sanitizer, *chosen, env=environment, external=True, success_codes=[0, 5])  # 5: none of them
+            settings = environment | portable.get(tool, {})
+            session.run(*sanitizer, *chosen, env=settings, external=True, success_codes=[0, 5])  # 5: none of them
 
 
 @nox.session

@@ -47,11 +47,20 @@ def clusters_on_cuda(installation: Installation, driver: Path, log: Path, code: 
 
 
 @pytest.mark.parametrize(
-    ("capability", "room", "largest"),
-    [(80, 16, 1), (90, 16, 16), (90, 8, 8), (103, 16, 16), (110, 16, 8), (120, 16, 8)],
+    ("capability", "room", "asked", "largest"),
+    [
+        (80, 16, {}, 1),
+        (90, 16, {}, 16),
+        (90, 8, {}, 8),
+        (90, 16, {"CUOPS_PORTABLE_CLUSTERS": 1}, 8),
+        (103, 16, {}, 16),
+        (110, 16, {}, 8),
+        (120, 16, {}, 8),
+    ],
+    ids=str,
 )
-def test_clusters_are_no_larger_than_a_gpu_has_room_for(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int, room: int, largest: int
+def test_clusters_are_no_larger_than_a_gpu_has_room_for_or_is_asked_for(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, room: int, asked, largest: int
 ):
     log = tmp_path / "log"
     code = """
@@ -61,7 +70,7 @@ def test_clusters_are_no_larger_than_a_gpu_has_room_for(
                 cuops.rms_norm(numpy.ones((2, (1 << 20) + lead), dtype))
         cuops.rms_norm(numpy.ones((2, 65536)), numpy.ones(65536))
     """
-    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log}
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log, **asked}
     installation.output(code, LIBRARIES=driver, **settings)
     assert {*clusters(log)} == {largest}
 

@@ -1,5 +1,6 @@
 #include "kernel.h"
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -82,8 +83,9 @@ const Hardware& hardware(const char* source, int device) {
     const Image& image = choose_image(source, capability);
     const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
     const bool clusters = image.capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
-    // Beyond Hopper and data centers' Blackwell, clusters end at the portable size.
-    const unsigned largest_cluster = !clusters ? 1 : capability < 110 ? 16 : 8;
+    // Beyond Hopper and data centers' Blackwell, clusters end at the portable size, which is also all that some tools know.
+    const bool portable = capability >= 110 || std::getenv("CUOPS_PORTABLE_CLUSTERS") != nullptr;
+    const unsigned largest_cluster = !clusters ? 1 : portable ? 8 : 16;
     const Hardware hardware{capability,     tuned, image.cuda, device_properties.multiprocessors, device_properties.shared_bytes,
                             largest_cluster};
     found = known.emplace(std::make_pair(source, device), hardware).first;
