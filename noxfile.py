@@ -124,9 +124,7 @@ def sanitize(session: nox.Session) -> None:
     prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
     ours = f"--kernel-name=regex=^({'|'.join(prefixes)})_"
     special = {"initcheck": ("--check-api-memory-access=no",)}  # has to see who wrote what
-    portable = {
-        "synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}
-    }  # it breaks kernels with barriers in clusters of more blocks
+    portable = {"synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}}  # larger ones have barriers that it breaks
     common = ("--error-exitcode=99", "--max-connections=99", "--require-cuda-init=no")  # where no test is chosen
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
     runs = {"gpu and not captures": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "captures and not timed": {}}
