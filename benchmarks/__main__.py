@@ -64,8 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser().error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)
     facts = report.provenance(options.device, options.quick, options.without, options.shapes, options.dtypes)
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    print(f"{facts['device']}, {versions}, commit {facts['commit']}")
+    print(report.headline(facts))
     standard = [name for name in chosen if name not in ON_REQUEST]
     files = {options.operator: standard} if standard else {}
     files |= {f"{options.operator}_{name}": [name] for name in chosen if name in ON_REQUEST}

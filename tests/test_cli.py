@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -121,11 +122,12 @@ def test_what_is_not_there_is_a_line(needs, capsys, monkeypatch):
 
 
 def test_profile_leaves_what_is_no_file_alone(tmp_path, capsys):
-    (tmp_path / "folder").mkdir()
-    arguments = ["profile", "rms_norm", *QUICK, "--calls", "1", "--output", str(tmp_path / "folder"), "--", "4", "64"]
-    assert main(arguments) == 1
-    assert "expected the name of a file" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    (tmp_path / "folder.json").mkdir()
+    for name, says in (("folder.json", "expected the name of a file"), ("x.npy", "a name that ends in .json, got")):
+        arguments = ["profile", "rms_norm", *QUICK, "--calls", "1", "--output", str(tmp_path / name), "--", "4", "64"]
+        assert main(arguments) == 1
+        assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
 
 
 def test_profile_of_no_calls_is_refused(capsys):
@@ -277,7 +279,7 @@ def test_without_torch_the_command_to_run_is_printed(command, capsys, monkeypatc
 def test_arrays_that_memory_does_not_hold_are_a_line(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([command, "rms_norm", *QUICK, "--", "9999999", "9999999"]) == 1
-    assert "memory" in capsys.readouterr().err
+    assert re.fullmatch(rf"cuops {command}: not enough memory for \d[\d.]* \w+\n", capsys.readouterr().err)
     assert main([command, "rms_norm", *QUICK, "--", "99999999999999999999", "4"]) == 1
     assert "shape: expected sizes of arrays that memory holds" in capsys.readouterr().err
 

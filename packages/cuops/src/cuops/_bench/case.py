@@ -8,6 +8,7 @@ import itertools
 import math
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -168,7 +169,7 @@ def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict
 
 def why(error: Exception) -> str:
     """What an implementation failed of, in a line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
 
 
 def compared(

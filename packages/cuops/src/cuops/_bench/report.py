@@ -89,6 +89,12 @@ def provenance(
     return facts
 
 
+def headline(facts: dict[str, Any]) -> str:
+    """Where something was measured, and of which versions."""
+    versions = (f"{name} {version}" for name, version in facts["versions"].items())
+    return ", ".join([facts["device"], *versions, *([f"commit {facts['commit']}"] if facts["commit"] else [])])
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Columns of text, the first to the left and the others to the right."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]

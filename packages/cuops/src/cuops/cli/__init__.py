@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # PyTorch's words where it runs out of it
             raise
-        print(f"cuops {options.command}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
+        asked = re.search(r"allocate (\d[\d.]* \w+)", str(error))
+        what = f"not enough memory for {asked[1]}" if asked else str(error).partition("\n")[0]
+        print(f"cuops {options.command}: {what}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"cuops {options.command}: interrupted", file=sys.stderr)

@@ -6,12 +6,9 @@ import argparse
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import cases
-
-if TYPE_CHECKING:
-    from .._bench.case import Case
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +28,9 @@ def main(options: argparse.Namespace) -> int:
     functions = available(options.operator, options.device, options.without)
     if options.output:
         cases.folder(options.output)
+    shapes = dict.fromkeys(case.shape for case in chosen)
+    facts = report.provenance(options.device, options.quick, options.without, shapes, [options.dtype])
+    print(report.headline(facts), end="\n\n")
     records = measure_all(chosen, functions, timer(options.device, options.quick), options.device)
     sections: dict[str, Sequence[dict[str, Any]]] = {}
     for kind in dict.fromkeys(case.kind for case in chosen):
@@ -41,23 +41,21 @@ def main(options: argparse.Namespace) -> int:
     if aliases := chosen[0].module.ALIASES:
         print(", ".join(f"{alias} is {name}" for alias, name in aliases.items()))
     if options.output:
-        _write(options, chosen, sections)
+        _write(options, facts, sections, chosen[0].module.ROOF)
     return int(any("failure" in record["results"].get("cuops", {}) for record in records))
 
 
-def _write(options: argparse.Namespace, chosen: Sequence[Case], sections: dict[str, Sequence[dict[str, Any]]]) -> None:
+def _write(
+    options: argparse.Namespace, facts: dict[str, Any], sections: dict[str, Sequence[dict[str, Any]]], roof: str
+) -> None:
     from .._bench import report
 
-    shapes = dict.fromkeys(case.shape for case in chosen)
-    facts = report.provenance(options.device, options.quick, options.without, shapes, [options.dtype])
     path = options.output / f"{options.operator}.json"
     report.write_json(path, {"operator": options.operator, "provenance": facts, "sections": sections})
     print(f"wrote {path}")
     path.with_suffix(".png").unlink(missing_ok=True)  # of an earlier run
     if importlib.util.find_spec("matplotlib"):
-        report.plot(
-            path.with_suffix(".png"), sections, f"{options.operator} on {facts['device']}", chosen[0].module.ROOF
-        )
+        report.plot(path.with_suffix(".png"), sections, f"{options.operator} on {facts['device']}", roof)
         print(f"wrote {path.with_suffix('.png')}")
     else:
         print("no plot without matplotlib: pip install 'cuops[bench]'")

@@ -20,6 +20,7 @@ MOST_SIZES = 60  # PyTorch's tensors have at most 64 dimensions, of which implem
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Their options."""
+    parser.usage = "%(prog)s operator shape [shape ...] [options]"  # --also would take what comes after it
     parser.add_argument(
         "operator",
         choices=OPERATORS,

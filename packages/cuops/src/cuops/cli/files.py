@@ -99,13 +99,19 @@ def _resolved(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def spare(output: Path, x: str, others: Iterable[str]) -> None:
-    """Raises where `output` would take the place of an input; it may take that of x, alone in its file."""
+def spare(output: Path, others: Iterable[str]) -> None:
+    """Raises where `output` would take the place of an input beside x, or of a file with several tensors."""
     if _resolved(output) in [_resolved(_parts(location)[0]) for location in others]:
         raise ValueError(f"{output}: is read here, too; name another file")
-    path = _parts(x)[0]
-    if path.suffix == ".safetensors" and _resolved(path) == _resolved(output) and len(_safetensors_header(path)[0]) > 1:
-        raise ValueError(f"{output}: holds other tensors than {x}; name another file")
+    if output.suffix == ".safetensors" and output.is_file() and (count := _tensors_in(output)) > 1:
+        raise ValueError(f"{output}: holds {count} tensors, of which one would be left; name another file")
+
+
+def _tensors_in(path: Path) -> int:
+    try:
+        return len(_safetensors_header(path)[0])
+    except ValueError:  # whatever it is, it has none
+        return 0
 
 
 @contextmanager

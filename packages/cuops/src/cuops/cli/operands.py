@@ -64,5 +64,6 @@ def stored(y: Any, dtype: str) -> np.ndarray:
 
 def report(operator: str, shape: Sequence[int], dtype: str, where: str, seconds: float, moved: int, out: Path) -> None:
     """Prints what ran where, and how many bytes of files that were a second."""
-    speed = f"{seconds:.2f} s, {moved / seconds / 1e9:.3g} GB/s of files"
+    time = f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    speed = f"{time}, {moved / seconds / 1e6:.3g} MB/s of files"
     print(f"{operator} of {'x'.join(map(str, shape))} {dtype} on {where}: {speed}, wrote {out}")

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="cuops, torch, torch.compile, …; for kron also v1, v2, v3: loop, transposed, cuops",
     )
     parser.add_argument("--calls", type=int, default=10, help="by default 10")
-    parser.add_argument("--output", type=Path, help="the trace; by default OPERATOR.trace.json")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the trace; by default OPERATOR.trace.json")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -33,6 +33,8 @@ def main(options: argparse.Namespace) -> int:
     if options.calls < 1:
         raise ValueError(f"--calls: expected at least 1, got {options.calls}")
     output = options.output or Path(f"{options.operator}.trace.json")
+    if output.suffix != ".json":
+        raise ValueError(f"--output: expected a name that ends in .json, got {output}")
     functions = available(options.operator, options.device, options.without)
     aliases = chosen[0].module.ALIASES
     name = aliases.get(options.implementation, options.implementation)

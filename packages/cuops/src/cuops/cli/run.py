@@ -1,7 +1,8 @@
 """Run an operator on files: .npy and .safetensors, of any size.
 
 Files are mapped into memory and go through the GPU, or the CPU where there is none, in chunks of rows. OUT appears when
-all is done. A tensor of a .safetensors file with several is named as FILE.safetensors:NAME.
+all is done, and takes the place of a file of that name, IN or another. A tensor of a .safetensors file with several is
+named as FILE.safetensors:NAME.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
     lists = [location for option in operator.lists for location in getattr(options, option)]
     for option, name in operator.lists.items():
         keywords[name] = [operands.parameter(read(location), x) for location in getattr(options, option)]
-    spare(options.output, options.input, [*given.values(), *lists])
+    spare(options.output, [*given.values(), *lists])
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = operands.place(x.dtype)
     if x.dtype == "bfloat16":

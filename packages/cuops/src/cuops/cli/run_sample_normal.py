@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
         if isinstance(given, str):
             files.append(given)
             keywords[name] = operands.parameter(read(given), mu)
-    spare(options.output, options.input, files)
+    spare(options.output, files)
     if mu.dtype == "bfloat16":
         means, keywords = operands.tensors(means, device), {k: operands.tensors(v, device) for k, v in keywords.items()}
     # No samples tell the shape of more, and arguments are checked before there is any output.
