@@ -47,3 +47,29 @@ def test_samples_may_be_changed_in_place(shape, n, sample_dim, device):
     want = torch.autograd.grad(x.clamp(-0.5, 0.5).sum(), mu)[0]
     x = cuops.sample_normal(mu, 1.0, n, sample_dim=sample_dim, seed=1, low=-2.0).clamp_(-0.5, 0.5)
     assert torch.equal(torch.autograd.grad(x.sum(), mu)[0], want)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("far", "width"), [(50.0, None), (1e4, None), (1e8, None), (1e12, None), (1e3, 1e-7), (1e6, 1e-10), (1e7, 1e-3)]
+)
+def test_gradients_on_a_bound_however_far_out_are_those_of_an_exponential_distribution(far, width, dtype, sign, device):
+    """Beyond a bound a, which is in standard deviations, samples are t / a away from it, with t of mean 1."""
+    count = 40_000
+    mu, sigma = (torch.full((1,), value, dtype=dtype, device=device, requires_grad=True) for value in (0.0, 1.0))
+    near, beyond = (
+        torch.full((1,), sign * value, dtype=torch.float64, device=device, requires_grad=True)
+        for value in (far, far + (width or 0.0))
+    )
+    bounds = {"low" if sign > 0 else "high": near} | ({"high" if sign > 0 else "low": beyond} if width else {})
+    x = cuops.sample_normal(mu, sigma, count, seed=1, dtype=torch.float64, **bounds)
+    found = torch.autograd.grad(x.sum() / count, (mu, sigma, near, *([beyond] if width else [])))
+    by_mu, by_sigma, *by_bounds = (gradient.item() for gradient in found)
+    # So by sigma it is 2 t / a, and by mu t / a^2; between bounds that a t of 1 does not tell apart, w^2 / 12 and a w^2 / 6.
+    near_each_other = width is not None and far * width < 1e-3
+    want = (width**2 / 12, far * width**2 / 6) if near_each_other else (1 / far**2, 2 / far)
+    noise = 6 / count**0.5 + 4 / far**2
+    assert by_mu == pytest.approx(want[0], rel=noise, abs=1e-16)
+    assert sign * by_sigma == pytest.approx(want[1], rel=noise, abs=1e-15)
+    assert sum(by_bounds) == pytest.approx(1 - by_mu, abs=1e-7 if dtype == torch.float32 else 1e-12)

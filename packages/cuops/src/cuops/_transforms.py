@@ -13,7 +13,6 @@ _is_wrapped, _is_legacy_batched = (
     torch._C._functorch.is_functorch_wrapped_tensor,
     torch._C._functorch.is_legacy_batchedtensor,
 )
-_is_tracked, _unwrapped = torch._C._functorch.is_gradtrackingtensor, torch._C._functorch.get_unwrapped
 
 
 def is_transformed() -> bool:
@@ -26,15 +25,6 @@ def is_batched(gradient: Tensor) -> bool:
     """Whether this stands for several gradients: in a vmap of torch.func, or in that of is_grads_batched."""
     # torch.compile does not follow the question.
     return not _is_compiling() and (_is_legacy_batched(gradient) or _is_wrapped(gradient))
-
-
-def derivatives(t: Tensor) -> int:
-    """How many nested transforms of torch.func differentiate by t."""
-    count = 0
-    while _is_wrapped(t):
-        count += _is_tracked(t)
-        t = _unwrapped(t)
-    return count
 
 
 def takes_formula(*gradients: Tensor | None) -> bool:

@@ -214,7 +214,7 @@ def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precis
     import numpy as np
     import torch
 
-    if device.type == "cpu" and isinstance(draw.seed, int):
+    if device.type == "cpu" and isinstance(draw.seed, int) and not torch.compiler.is_compiling():
         return torch.from_numpy(_noise.noise(np, draw, np.arange(columns.start, columns.stop), precise, uniform))
     numbers = torch.arange(columns.start, columns.stop, device=device)
     return _noise.noise(torch, draw, numbers, precise, uniform)
@@ -290,16 +290,20 @@ def sample_normal_formula(
     """The same, out of place and differentiable once, for transforms."""
     import torch
 
+    from ._sample_normal.quantile import Quantile
+
     given = [a.double() for a in (mu, sigma, low, high) if a is not None]
     noise = _noise_torch(draw, slice(0, mu.numel()), mu.device, dtype == torch.float64, low is not None)
     noise = noise.reshape(-1, *(mu.shape if noise.shape[1] == mu.numel() else [1] * mu.ndim))
     if low is None:
         x = given[0] + given[1] * noise
-    else:
+    elif torch.compiler.is_compiling():  # which does not follow the other way; nor does it see second derivatives
         fixed = [a.detach() for a in given]
         x = truncation.truncated(torch, fixed, noise)
-        for slope, a, f in zip(truncation.slopes(torch, fixed, noise, x), given, fixed, strict=True):
+        for slope, a, f in zip(truncation.slopes(torch, fixed, noise), given, fixed, strict=True):
             x = x + slope * torch.where(f.isfinite(), a - f, 0)
+    else:
+        x = Quantile.apply(*torch.broadcast_tensors(noise, *given))
     x = torch.where(given[1] >= 0, x, math.nan)
     return laid_out(x, draw).to(dtype)
 
@@ -324,8 +328,7 @@ def sample_normal_torch_backward(
         noise = _noise_torch(part, columns, mu.device, grad.dtype == torch.float64, low is not None)
         slopes: list[torch.Tensor] = [torch.ones_like(noise), noise]
         if low is not None:
-            x = truncation.truncated(torch, parameters, noise)
-            slopes = list(truncation.slopes(torch, parameters, noise, x))
+            slopes = list(truncation.slopes(torch, parameters, noise))
         found = [(g[place, columns] * slope).sum(0) for slope in slopes]
         if columns.start == len(sums) * chunk:
             sums.append(found)

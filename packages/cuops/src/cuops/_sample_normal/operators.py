@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _arguments, _backend, _higher_derivatives, reference
-from .._transforms import derivatives, is_transformed
+from .._transforms import is_transformed
 from . import checks
 from .bounds import rounded_inwards
 from .noise import Draw
@@ -189,9 +189,7 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         torch.autograd.graph.increment_version(out)
         return out
-    if not _is_compiling() and is_transformed():
-        if truncated and any(derivatives(a) > 1 for a in parameters):
-            raise NotImplementedError("second derivatives of truncated samples are not there")
+    if is_transformed():
         whole = draw_of(state, seed, stream, *layout)
         x = reference.sample_normal_formula(*parameters, whole, dtype)  # type: ignore[call-arg]
     else:
@@ -224,7 +222,9 @@ def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     if bound.dtype == dtype:
         return bound
     rounded = rounded_inwards(bound.detach(), dtype, up)
-    return bound + (rounded - bound).detach() if bound.requires_grad else rounded
+    if not bound.requires_grad:
+        return rounded
+    return rounded + torch.where(bound.isfinite(), bound - bound.detach(), 0).to(dtype)
 
 
 @functools.lru_cache(maxsize=256)

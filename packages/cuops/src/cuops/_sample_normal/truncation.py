@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 NARROW = 4e-6  # sigmas, over which the logarithm of the density bends by 2e-12
+FAR = 100  # sigmas, from where on three terms of the series for a tail are enough
 FARTHEST = 1e150  # sigmas, whose square is finite: what is beyond gives the bound
 # log(erfcx(x) / t) as a Chebyshev series in 2 t - 1, with t = 3 / (3 + x); within 1e-16.
 LOG_ERFCX = (
@@ -76,28 +77,58 @@ def _share(xp: Any, u: Any, slope: Any) -> Any:
     return xp.where(falls, share, 1 - share)
 
 
-def truncated(xp: Any, parameters: Sequence[Any], u: Any) -> Any:
+class _Place(NamedTuple):
+    """Where a quantile lies between its bounds; lengths are in standard deviations."""
+
+    narrow: Any  # whether the bounds are so near that the density is an exponential function between them,
+    slope: Any  # with this one of its logarithm over all of the interval,
+    share: Any  # and this share of the interval below the quantile
+    mirrored: Any  # whether the nearer bound is the upper one; from the nearer bound on:
+    v: Any  # how much of the distribution lies before the quantile
+    near: Any
+    far: Any
+    width: Any
+    outside: Any  # whether both bounds are on one side of mu
+    falls: Any  # where they are not: whether the quantile is below mu
+    distance: Any  # of the quantile from the nearer bound, or from mu
+    anchor: Any  # what the distance is from, with its `_log_erfcx`, and that of the farther bound
+    at_anchor: Any
+    at_end: Any
+
+
+def _placed(xp: Any, parameters: Sequence[Any], u: Any) -> _Place:
     """The quantile u, in (0, 1), of the distribution of (mu, sigma, low, high), float64 arrays that broadcast."""
     mu, sigma, low, high = parameters
     a, b = (low - mu) / sigma, (high - mu) / sigma
     # Between bounds that are near for sigma, an exponential function: tails would leave no digits between them.
     width = (high - low) / sigma
     narrow = width < NARROW
-    between = low + (high - low) * _share(xp, u, xp.where(narrow, (a + b) / 2 * width, 0 * width))
+    slope = xp.where(narrow, (a + b) / 2 * width, 0 * width)
     mirrored = b < 0
     near, far, v = xp.where(mirrored, -b, a), xp.where(mirrored, -a, b), xp.where(mirrored, 1 - u, u)
     # Both bounds are on one side of mu: from the nearer one outwards.
     anchor, end = xp.clip(near, 0, FARTHEST), xp.clip(far, 0, FARTHEST)
-    at_anchor, outside = _log_erfcx(xp, anchor), near >= 0
-    log_ratio = _log_erfcx(xp, end) - at_anchor - (end - anchor) * (end / 2 + anchor / 2)
+    at_anchor, at_end, outside = _log_erfcx(xp, anchor), _log_erfcx(xp, end), near >= 0
+    log_ratio = at_end - at_anchor - (end - anchor) * (end / 2 + anchor / 2)
     # mu is between them: from mu outwards, on the side where less is left.
     below, above = _tail(xp, -a), _tail(xp, b)
     p, q = below * (1 - u) + (1 - above) * u, (1 - below) * (1 - u) + above * u
     inner = xp.log(2 * xp.clip(xp.where(p < q, p, q), None, 0.5))
-    distance = sigma * _beyond(xp, anchor, at_anchor, xp.where(outside, xp.log1p(v * xp.expm1(log_ratio)), inner))
-    origin = xp.where(outside, xp.where(mirrored, high, low), mu)
-    x = origin + xp.where(xp.where(outside, mirrored, p < q), -distance, distance)
-    x = xp.where(narrow, between, x)
+    distance = _beyond(xp, anchor, at_anchor, xp.where(outside, xp.log1p(v * xp.expm1(log_ratio)), inner))
+    return _Place(
+        narrow, slope, _share(xp, u, slope), mirrored, v, near, far, width, outside, p < q, distance,
+        anchor, at_anchor, at_end,
+    )  # fmt: skip
+
+
+def truncated(xp: Any, parameters: Sequence[Any], u: Any) -> Any:
+    """The quantile u, in (0, 1), of the distribution of (mu, sigma, low, high), float64 arrays that broadcast."""
+    mu, sigma, low, high = parameters
+    at = _placed(xp, parameters, u)
+    origin = xp.where(at.outside, xp.where(at.mirrored, high, low), mu)
+    distance = sigma * at.distance
+    x = origin + xp.where(xp.where(at.outside, at.mirrored, at.falls), -distance, distance)
+    x = xp.where(at.narrow, low + (high - low) * at.share, x)
     x = xp.where(sigma == 0, mu, x)
     return xp.where(low < high, xp.where(x < low, low, xp.where(x > high, high, x)), math.nan * x)
 
@@ -108,24 +139,52 @@ def _tail(xp: Any, x: Any) -> Any:
     return xp.exp(_log_erfcx(xp, x) - x * x / 2) / 2
 
 
-def slopes(xp: Any, parameters: Sequence[Any], u: Any, x: Any) -> tuple[Any, Any, Any, Any]:
-    """The derivatives of the quantile x by mu, sigma, low and high."""
+def _mills_falls(xp: Any, a: Any, at_a: Any, d: Any, at_d: Any) -> Any:
+    """1 - M(a + d) / M(a), with M = Q / density, for a and d >= 0, and the `_log_erfcx` of a and a + d."""
+    a, near = xp.clip(a, FAR, None), a < FAR
+    z = a + d
+    # Far out x M(x) is 1 - 1/x^2 + 3/x^4 - …, and its logarithm -1/x^2 + 2.5/x^4 - …
+    log_ratio = d / a * (1 + a / z) / a / z * (1 - 2.5 / a**2 - 2.5 / z**2) - xp.log1p(d / a)
+    return -xp.expm1(xp.where(near, at_d - at_a, log_ratio))
+
+
+def slopes(xp: Any, parameters: Sequence[Any], u: Any) -> tuple[Any, Any, Any, Any]:
+    """The derivatives of the quantile by mu, sigma, low and high."""
     mu, sigma, low, high = parameters
     still, inside = sigma == 0, (low < mu) & (mu < high)  # with a sigma of 0, x is mu, or the bound that it is beyond
-    sigma = xp.where(still, 1, sigma)
-
-    def by_bound(bound: Any, share: Any) -> Any:
-        finite = abs(bound) < math.inf
-        at = xp.where(finite, (bound - mu) / sigma, 0)
-        z = (x - mu) / sigma
-        return xp.where(finite, share * xp.exp((z - at) * (z + at) / 2), 0), at
-
-    (by_low, a), (by_high, b) = by_bound(low, 1 - u), by_bound(high, u)
-    # Shifting everything shifts x, and stretching everything stretches it.
-    by_mu, by_sigma = 1 - by_low - by_high, (x - mu) / sigma - by_low * a - by_high * b
+    at = _placed(xp, (mu, xp.where(still, 1, sigma), low, high), u)
+    # From the nearer bound to the quantile, and from there to the farther one, which may be infinitely far.
+    share = xp.where(at.mirrored, 1 - at.share, at.share)
+    z = xp.where(at.falls, -at.distance, at.distance)
+    near, bounded = xp.where(abs(at.near) < math.inf, at.near, 0), abs(at.far) < math.inf
+    far, width = xp.where(bounded, at.far, 0), xp.where(bounded & (at.width < math.inf), at.width, 0)
+    before = xp.where(at.narrow, share * width, xp.where(at.outside, at.distance, z - near))
+    after = xp.where(at.narrow, (1 - share) * width, xp.where(at.outside, width - at.distance, far - z))
+    by_near = xp.where(abs(at.near) < math.inf, (1 - at.v) * xp.exp(before * (near + before / 2)), 0)
+    by_far = xp.where(bounded, at.v * xp.exp(after * (after / 2 - far)), 0)
+    by_low, by_high = xp.where(at.mirrored, by_far, by_near), xp.where(at.mirrored, by_near, by_far)
+    # Shifting everything shifts the quantile, and stretching everything stretches it. Differences that would lose all digits
+    # are found otherwise.
+    log_erfcx = _log_erfcx(xp, at.anchor + xp.where(at.outside, at.distance, 0))
+    falls = _mills_falls(xp, at.anchor, at.at_anchor, xp.where(at.outside, at.distance, 0), log_erfcx)
+    falls = falls - by_far * _mills_falls(xp, at.anchor, at.at_anchor, xp.where(at.outside, width, 0), at.at_end)
+    stretched = at.anchor * falls + at.distance - width * by_far
+    bends = _share_by_slope(xp, u, at.slope, at.share)
+    by_mu = xp.where(at.narrow, -width * width * bends, xp.where(at.outside, falls, 1 - by_near - by_far))
+    by_sigma = xp.where(at.outside, xp.where(at.mirrored, -stretched, stretched), z - by_near * near - by_far * far)
+    by_sigma = xp.where(at.narrow, -2 * at.slope * width * bends, by_sigma)
     return (
         xp.where(still, xp.where(inside, 1.0, 0.0), by_mu),
         xp.where(still, 0.0, by_sigma),
         xp.where(still, xp.where(mu <= low, 1.0, 0.0), by_low),
         xp.where(still, xp.where(mu >= high, 1.0, 0.0), by_high),
     )
+
+
+def _share_by_slope(xp: Any, u: Any, slope: Any, share: Any) -> Any:
+    """The derivative of `_share`, which is `share`, by the slope."""
+    falls, t = slope >= 0, xp.clip(abs(slope), 1e-4, None)
+    v, s = xp.where(falls, u, 1 - u), xp.where(falls, share, 1 - share)  # and from 1 on, the derivative is the same
+    steep = (v * xp.exp(-t) / (1 + v * xp.expm1(-t)) - s) / t
+    flat = -v * (1 - v) / 2 + v * (1 - v) * (1 - 2 * v) / 3 * abs(slope)
+    return xp.where(abs(slope) < 1e-4, flat, steep)
