@@ -71,12 +71,31 @@ def test_a_shallow_copy_shares_what_a_subclass_has_beside():
     assert other.model is method.model
 
 
-def test_methods_that_were_made_for_inference_go_on(array):
+@pytest.mark.parametrize("options", [{"keep_elites": 2}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_methods_that_were_made_for_inference_go_on(array, options):
+    def method():
+        made = CrossEntropyMethod(array([0.0, 0.0, 0.0]), 1.0, 20, seed=1, low=-2.0, high=2.0, **options)
+        return told(made, sphere)
+
+    def used(method):
+        told(method, sphere).shift()
+        told(method, sphere).reset(1.0, 0.5)
+        told(method, sphere).load_state_dict(method.state_dict())
+        return told(method, sphere)
+
     with torch.inference_mode():
-        method = CrossEntropyMethod(array([0.0, 0.0, 0.0]), 1.0, 20, seed=1, low=-2.0, high=2.0)
-        scores = sphere(method.ask())
-    method.tell(scores)
-    assert method.steps == 1
+        for_inference = method()
+    assert bits(used(for_inference)) == bits(used(method()))
+
+
+def test_samples_that_could_not_be_drawn_are_not_to_be_told_of(array):
+    method = told(CrossEntropyMethod(array([1.0, 2.0]), 1.0, 30, seed=1), sphere)
+    method.reset(0.0, array([-1.0, 1.0]))
+    if not getattr(method.mu, "is_cuda", False):  # where values are not looked at
+        with pytest.raises(ValueError, match="sigma: expected numbers of at least 0"):
+            method.ask()
+        with pytest.raises(RuntimeError, match=r"tell: expected ask\(\) before it"):
+            method.tell(array([0.0] * 30))
 
 
 def test_a_state_goes_through_a_file(array):
@@ -111,6 +130,12 @@ def test_a_state_that_is_none_is_refused_and_nothing_changes(array):
         "population: expected .* \\(1, 30, 2\\) .* got .* \\(2,\\)": {**saved, "population": saved["mu"][0]},
         "steps_of_host: expected an integer, got NoneType": {**saved, "steps_of_host": None},
     }
+    if isinstance(method.mu, torch.Tensor):
+        wrong["clock: expected .* got one of layout torch.strided on meta"] = {
+            **saved,
+            "clock": saved["clock"].to("meta"),
+        }
+        wrong["sigma: expected .* got one of layout torch.sparse"] = {**saved, "sigma": saved["sigma"].to_sparse()}
     for message, state in wrong.items():
         with pytest.raises((TypeError, ValueError), match=f"^state_dict: {message}"):
             method.load_state_dict(state)

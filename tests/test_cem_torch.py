@@ -26,6 +26,23 @@ def test_a_step_that_changes_what_a_gradient_needs_is_an_error(covariance, name,
         loss.backward()
 
 
+def test_a_compiled_step_is_that_of_eager_calls(device):
+    one, other = (cem.CrossEntropyMethod(torch.zeros(3, device=device), 1.0, 10, seed=1) for _ in range(2))
+    step = torch.compile(lambda: one.tell(one.ask().square().sum(-1)), backend="eager")
+    for _ in range(3):
+        step()
+        other.tell(other.ask().square().sum(-1))
+    assert torch.equal(one.mu, other.mu)
+
+
+def test_a_state_that_wants_a_gradient_is_taken_without(device):
+    method = cem.CrossEntropyMethod(torch.zeros(3, device=device), 1.0, 10, seed=1)
+    saved = method.state_dict()
+    method.load_state_dict({**saved, "mu": saved["mu"].requires_grad_()})
+    method.tell(method.ask().sum(-1))
+    assert not method.mu.requires_grad
+
+
 @pytest.mark.gpu
 @pytest.mark.captures
 def test_a_replayed_step_that_changes_what_a_gradient_needs_is_an_error():

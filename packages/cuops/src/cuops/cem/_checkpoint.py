@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _arguments
 from .._arguments import is_tensor
+from ._library import writing
 
 
 def save(method: Any) -> dict[str, Any]:
@@ -33,12 +34,15 @@ def load(method: Any, saved: Mapping[str, Any]) -> None:
         check("population", pending, method._memory, (method.problems, size, method.dimensions))
         if not 1 <= size <= method.num_samples:
             raise ValueError(f"state_dict: population: expected 1 to {method.num_samples} samples, got {size}")
-    for name, array in arrays.items():
-        array[...] = _to(saved[name], array)
-    method._steps = steps
-    method._asked = 0 if pending is None else pending.shape[1]
-    if pending is not None:
-        method._views(method._asked)[0][...] = _to(pending, method._memory)
+    values = {name: _to(saved[name], array) for name, array in arrays.items()}
+    rows = None if pending is None else _to(pending, method._memory)
+    with writing(method._memory):
+        for name, array in arrays.items():
+            array[...] = values[name]
+        method._steps = steps
+        method._asked = 0 if rows is None else rows.shape[1]
+        if rows is not None:
+            method._views(method._asked)[0][...] = rows
 
 
 def check(name: str, value: Any, like: Any, shape: tuple[int, ...]) -> None:
@@ -49,7 +53,9 @@ def check(name: str, value: Any, like: Any, shape: tuple[int, ...]) -> None:
     if tuple(value.shape) != shape or value.dtype != like.dtype:
         got = f"{type(value).__qualname__} {tuple(value.shape)} {value.dtype}"
         raise ValueError(f"state_dict: {name}: expected {wanted}, got {got}")
+    if is_tensor(value) and (value.is_meta or value.layout != like.layout):
+        raise ValueError(f"state_dict: {name}: expected {wanted}, got one of layout {value.layout} on {value.device}")
 
 
 def _to(value: Any, like: Any) -> Any:
-    return value.to(like.device) if is_tensor(like) else value
+    return value.detach().to(like.device) if is_tensor(like) else value

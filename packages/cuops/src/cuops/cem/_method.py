@@ -11,7 +11,7 @@ from .. import _arguments
 from .._torch import torch
 from . import _checkpoint, _options
 from ._graph import capture
-from ._library import library_of
+from ._library import library_of, writing
 from ._sampling import Sampler, color_filter
 from ._state import Refit, State
 from ._update import update
@@ -176,9 +176,10 @@ class CrossEntropyMethod:
         They stay as they are until the next ask, may be changed in place before ``tell`` (to repair or round them,
         say), and are the same when asked for again before it.
         """
-        self._asked = self.population_size
-        rows, samples = self._views(self._asked)
+        size, self._asked = self.population_size, 0  # should it fail, there is nothing to tell scores of
+        rows, samples = self._views(size)
         self._sampler.fill(rows, self._state)
+        self._asked = size
         return samples
 
     def _views(self, size: int) -> tuple[Any, Any]:
@@ -254,8 +255,10 @@ class CrossEntropyMethod:
             TypeError: mu or sigma is neither a number nor an array like the first mu.
             ValueError: one is on another device, or does not broadcast to its shape.
         """
-        self._restart(*(_options.together(name, value, self.mu) for name, value in (("mu", mu), ("sigma", sigma))))
-        self._state.kept_count[...] = 0
+        given = [_options.together(name, value, self.mu) for name, value in (("mu", mu), ("sigma", sigma))]
+        with writing(self._state.mu):
+            self._restart(*given)
+            self._state.kept_count[...] = 0
 
     def shift(self, steps: int = 1, sigma: Any = None) -> None:
         """For planning with a receding horizon, the first dimension of event: drops first steps, repeats the last one.
@@ -273,12 +276,13 @@ class CrossEntropyMethod:
         horizon = self.event_shape[0]
         _arguments.integer("steps", steps, 0, horizon)
         sigma = self.sigma + 0 if sigma is None else _options.together("sigma", sigma, self.mu)
-        for rows in (self._state.mu, self._state.kept):
-            by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
-            moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
-            by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
-        self._sampler.clip(self._state.kept)
-        self._restart(self.mu, sigma)
+        with writing(self._state.mu):
+            for rows in (self._state.mu, self._state.kept):
+                by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
+                moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
+                by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
+            self._sampler.clip(self._state.kept)
+            self._restart(self.mu, sigma)
 
     def _restart(self, mu: Any, sigma: Any) -> None:
         state = self._state

@@ -48,7 +48,8 @@ class Sampler:
             mark_written(population)
         elif state.factor is None and self.filter is None:
             options = {"low": low, "high": high, "dtype": population.dtype, "out": population}
-            self._normal(state.mu, state.sigma, population.shape[1], state, **options)
+            with writing(population):
+                self._normal(state.mu, state.sigma, population.shape[1], state, **options)
         else:
             with exact(population):
                 self._fill_dependent(population, state)
@@ -57,7 +58,8 @@ class Sampler:
             xp = library_of(population)
             there = xp.asarray(range(kept)) if xp is not torch else torch.arange(kept, device=population.device)
             first = population[:, :kept]
-            first[...] = xp.where((there < state.kept_count[:, None])[..., None], state.kept, first)
+            with writing(population):
+                first[...] = xp.where((there < state.kept_count[:, None])[..., None], state.kept, first)
 
     def clip(self, values: Any) -> None:
         """Brings values of every problem, (problems, d) or (problems, n, d), into its bounds."""

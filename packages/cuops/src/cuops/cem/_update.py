@@ -19,9 +19,8 @@ def update(population: Any, scores: Any, state: State, refit: Refit) -> None:
 
 
 def _update(population: Any, scores: Any, state: State, refit: Refit) -> None:
-    if is_tensor(population) and not population.is_cuda:  # NumPy works on the same memory, but has no bfloat16
-        rows, values = (a.float() if a.dtype == torch.bfloat16 else a for a in (population, scores))
-        _update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
+    if is_tensor(population) and not population.is_cuda:
+        _update_on_cpu(population, scores, state, refit)
         return
     if state.covariance is None:
         _moments(population, scores, state, refit)
@@ -31,6 +30,16 @@ def _update(population: Any, scores: Any, state: State, refit: Refit) -> None:
     _moments(population, scores, dataclasses.replace(state, mu=mu, sigma=sigma), plain)
     with exact(population):
         _full(population, mu, sigma, state, refit)
+
+
+def _update_on_cpu(population: Any, scores: Any, state: State, refit: Refit) -> None:
+    """By NumPy, which works on the same memory, but has no bfloat16."""
+    rows, values = (a.float() if a.dtype == torch.bfloat16 else a for a in (population, scores))
+    _update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
+
+
+if torch is not None:  # torch.compile would follow NumPy and make something else of it
+    _update_on_cpu = torch.compiler.disable(_update_on_cpu)
 
 
 def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:
