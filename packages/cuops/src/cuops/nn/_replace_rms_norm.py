@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from .._arguments import TORCH_DTYPES
 from ._known_rms_norms import FORMULAS, Formula
 from .rms_norm import RMSNorm
 
@@ -57,6 +61,7 @@ class Replacement:
             raise RuntimeError(f"these modules are no longer those that replace_rms_norm put there: {', '.join(taken)}")
         for place in self._places:
             place.parent._modules[place.name] = place.old
+            _take_hooks(place.old)
             for name in ("training", "_is_full_backward_hook"):  # dictionaries are shared; these are not
                 place.old.__dict__[name] = place.new.__dict__[name]
         self._places = []
@@ -124,7 +129,15 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
                 left.append((path, type(old), reason))
     for place in places:
         place.parent._modules[place.name] = place.new
+        _take_hooks(place.new)
     return Replacement(model, places, left)
+
+
+def _take_hooks(module: torch.nn.Module) -> None:
+    """Makes hooks that know the module that they are called with know this one."""
+    for hook in module._load_state_dict_pre_hooks.values():
+        if getattr(hook, "with_module", False):
+            hook.module = weakref.ref(module)
 
 
 def _known_formula(cls: type, also: Mapping[type, Formula]) -> Formula | None:
@@ -150,10 +163,14 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
         return "its forward was patched"
     if module._compiled_call_impl is not None:
         return "it is compiled by itself, as it is now"
-    if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= {"weight", "bias"}:
-        return "it has other parameters than weight and bias, or no weight at all"
-    if module._parameters["weight"] is None and cls is not torch.nn.RMSNorm:
+    allowed = {"weight", "bias"} if cls in also else {"weight"}
+    if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= allowed:
+        return f"it has other parameters than {' and '.join(sorted(allowed, reverse=True))}, or no weight at all"
+    weight = module._parameters["weight"]
+    if weight is None and cls is not torch.nn.RMSNorm:
         return "it has no weight"
+    if weight is not None and (is_lazy(weight) or weight.ndim == 0 or weight.dtype not in TORCH_DTYPES):
+        return "its weight is lazy, a single number, or of a dtype that cuops.rms_norm does not take"
     wanted = {formula.eps, formula.weight_offset} if isinstance(formula.weight_offset, str) else {formula.eps}
     if missing := [name for name in wanted if not hasattr(module, str(name))]:
         if cls in also:
@@ -161,26 +178,36 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
                 f"also: expected attributes that {cls.__qualname__} has, got {', '.join(map(repr, missing))}"
             )
         return f"it has no attribute {missing[0]}"
-    eps = getattr(module, formula.eps)
-    if eps is not None and not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
+    eps, offset = getattr(module, formula.eps), _offset_of(module, formula)
+    if eps is not None and not (_is_number(eps) and 0 <= eps < math.inf):
         return f"its eps is no finite number of at least 0: {eps}"
+    if not (_is_number(offset) and math.isfinite(offset)):
+        return f"its {formula.weight_offset} is no finite number: {offset}"
     own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS}
     if cls not in also and own != {formula.eps}:
         return f"it has attributes that its class is not known for: {', '.join(sorted(own ^ {formula.eps}))}"
     return None
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _offset_of(module: torch.nn.Module, formula: Formula) -> Any:
+    offset = formula.weight_offset
+    return getattr(module, offset) if isinstance(offset, str) else offset
+
+
 def _replacement_of(old: torch.nn.Module, also: Mapping[type, Formula]) -> RMSNorm:
     """A new module on the dictionaries of parameters and hooks of the old one: what happens to one happens to both."""
     formula = _known_formula(type(old), also)
     assert formula is not None
-    offset = formula.weight_offset
     weight = old._parameters["weight"]
     facts = {
         "normalized_shape": old.normalized_shape if weight is None else tuple(weight.shape),
         "eps": getattr(old, formula.eps),
         "elementwise_affine": weight is not None,
-        "weight_offset": getattr(old, offset) if isinstance(offset, str) else offset,
+        "weight_offset": _offset_of(old, formula),
         "_y_dtype": None if type(old) is torch.nn.RMSNorm else formula.y_dtype,
     }
     if "bias" not in old._parameters:
