@@ -57,3 +57,25 @@ def test_products_with_the_hessian(device):
     got, want = (product(loss, x, v)[1] for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp))
     assert want.abs().min() > 0
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_the_gradient_of_rstd_is_right_where_its_cube_is_no_number(device):
+    x = torch.tensor([[1e-120, 0.0], [1e150, 1e150]], dtype=torch.float64, device=device, requires_grad=True)
+    (found,) = torch.autograd.grad(cuops.rms_norm(x, eps=0.0, return_rstd=True)[1].sum(), x)
+    want = [[-(2**0.5) * 1e240, 0.0], [-5e-301, -5e-301]]  # -rstd^3 x / n
+    torch.testing.assert_close(found.cpu(), torch.tensor(want, dtype=torch.float64), rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("transform", "x"),
+    [
+        (torch.vmap(lambda x: cuops.rms_norm(x, return_rstd=True)), torch.randn(64, 64)),
+        (torch.func.grad(lambda x: cuops.rms_norm(x).square().mean(-1).sin().sum()), torch.randn(64, 4)),
+        (torch.vmap(lambda x: cuops.rms_norm(x)), torch.randn(2, 64, 32).transpose(1, 2)),
+    ],
+    ids=["rstd", "a gradient of short rows", "columns"],
+)
+def test_compiled_transforms_are_those_of_eager_calls(transform, x, device):
+    torch.compiler.reset()
+    x = x.to(device)
+    torch.testing.assert_close(torch.compile(transform)(x), transform(x))

@@ -74,8 +74,9 @@ def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 
     with torch.no_grad():
         largest = torch.cat([x.abs(), x.new_full((*x.shape[:-1], 1), eps**0.5)], -1).amax(-1, keepdim=True)
-        exponent = torch.frexp(torch.where(largest.isfinite(), largest, 1.0)).exponent.clamp(min=-1000)
-        scale = torch.exp2(-exponent.double())
+        largest = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
+        # The power of two that brings it to 0.5 to 1. Of exponents, as integers, torch.compile makes no code for CPUs.
+        scale = (torch.frexp(largest).mantissa / largest).clamp(max=2.0**1000)
     mean = (x * scale).square().sum(-1, keepdim=True) / max(x.shape[-1], 1) + eps * scale * scale
     zero = mean == 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt()), scale

@@ -178,8 +178,9 @@ def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     elif dh is not None and ctx.has_residual:
         dx = dh
     if drstd is not None:
-        # In float64, as the cube of rstd may be beyond float32 where its product with h is not.
-        through_rstd = (-drstd.double() * rstd.double() ** 3 / h.shape[-1]).unsqueeze(-1) * h
+        # In float64, and h first: the cube of rstd may be beyond any range where its product with h is not.
+        factor, rstd = (-drstd.double() / h.shape[-1]).unsqueeze(-1), rstd.double().unsqueeze(-1)
+        through_rstd = factor * (rstd * h) * rstd * rstd
         dx = through_rstd.to(h.dtype) if dx is None else dx + through_rstd.to(h.dtype)
     dweight, dbias = dweight if needs_dweight else None, dbias if needs_dbias else None
     return *summands(dx, ctx.dtypes, ctx.needs_input_grad), dweight, dbias, None, None, None

@@ -1,4 +1,4 @@
-"""The quantile of a truncated normal distribution with its derivative, under any of PyTorch's transforms; it has no second one."""
+"""The quantile of a truncated normal distribution with its derivative, under any of PyTorch's transforms."""
 
 from __future__ import annotations
 

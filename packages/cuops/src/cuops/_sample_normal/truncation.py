@@ -163,8 +163,8 @@ def slopes(xp: Any, parameters: Sequence[Any], u: Any) -> tuple[Any, Any, Any, A
     by_near = xp.where(abs(at.near) < math.inf, (1 - at.v) * xp.exp(before * (near + before / 2)), 0)
     by_far = xp.where(bounded, at.v * xp.exp(after * (after / 2 - far)), 0)
     by_low, by_high = xp.where(at.mirrored, by_far, by_near), xp.where(at.mirrored, by_near, by_far)
-    # Shifting everything shifts the quantile, and stretching everything stretches it. Differences that would lose all digits
-    # are found otherwise.
+    # Shifting everything shifts the quantile, and stretching everything stretches it. Differences that would lose all
+    # digits are found otherwise.
     log_erfcx = _log_erfcx(xp, at.anchor + xp.where(at.outside, at.distance, 0))
     falls = _mills_falls(xp, at.anchor, at.at_anchor, xp.where(at.outside, at.distance, 0), log_erfcx)
     falls = falls - by_far * _mills_falls(xp, at.anchor, at.at_anchor, xp.where(at.outside, width, 0), at.at_end)
