@@ -56,7 +56,7 @@ struct RmsNormBwdParams {
   long long rows;
   long long n;
   const void* weight;
-  void* dweight;  // partial sums, some rows of n, in the dtype of the sums
+  void* dweight;  // rows of partial sums, in the dtype of the sums, each of n up to a multiple of four; or the results
   void* dbias;    // likewise
   void* found;    // three values for each part of a row, for the kernel that follows another
   RmsNormScalars<double> float64;
@@ -71,7 +71,7 @@ static_assert(sizeof(RmsNormBwdParams) == 288, "host and device must agree on th
 
 // Adds up partial sums.
 struct SumRowsParams {
-  const void* partial;  // (rows, n) in the dtype of the sums
+  const void* partial;  // rows of n in the dtype of the sums, which start at multiples of four
   void* sum;            // (n)
   long long rows;
   long long n;

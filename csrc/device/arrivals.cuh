@@ -1,4 +1,4 @@
-// Barriers that count what arrives in shared memory, on compute capability 9.0.
+// Barriers that count what arrives in shared memory; bytes that are expected, from compute capability 9.0 on.
 #pragma once
 
 #include "numeric.cuh"

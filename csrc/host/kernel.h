@@ -71,7 +71,7 @@ struct Hardware {
 
   bool clusters() const { return largest_cluster > 1; }
 };
-const Hardware& hardware(const char* source, int device);  // source: a literal
+const Hardware& hardware(const char* source, int device);  // source: a string that stays
 
 // As many threads as handle `items` with `each` items a thread, in whole warps.
 inline unsigned threads_for(std::int64_t items, std::int64_t each) {

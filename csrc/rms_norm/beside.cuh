@@ -18,7 +18,7 @@ struct Beside {
 
   __device__ explicit operator bool() const { return data; }
 
-  // Packs first, first + step, ... of the row, all at the same time.
+  // Packs at(0), at(1), ... of the row, all at the same time.
   template <bool kPhased, int kCount, class At>
   __device__ void fetch(Raw (&raw)[kCount], const Division<T, kWidth, kPhased, int>& division, At&& at) const {
     if (!data) return;

@@ -34,7 +34,7 @@ class Passing {
   }
 
   // Gives back line `at` of a row of n elements, if all of it is within its matrix of `count` rows. Threads that share a row have
-  // 16 bytes of it or more each, so that a line each is enough.
+  // at most 128 bytes of it each, so that a line each is enough.
   template <class T>
   static __device__ void release(const Rows& rows, long long count, long long n, long long row, int at) {
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-// RMSNorm of rows that registers do not hold, and of calls that are not the common case.
+// RMSNorm of rows that registers do not hold, and of all that other kernels do not take, as on GPUs that none is tuned for.
 #include "rms_norm.h"
 
 #include "careful.cuh"
@@ -71,14 +71,13 @@ template <class T>
 __device__ void rms_norm_fwd_long(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
-  constexpr bool kPhased = true;
   extern __shared__ uint4 shared[];
   CUOPS_TEAM(Acc, 1, team);
   if (p.overlaps) wait_for_previous();
   const T* const x = static_cast<const T*>(p.x.data) + team.index * p.x.stride;
   T* const y = static_cast<T*>(p.y.data) + team.index * p.y.stride;
   const T* const weight = static_cast<const T*>(p.weight);
-  const Division<T, kWidth, kPhased, int> division(x, p.n);
+  const Division<T, kWidth, true, int> division(x, p.n);
   const int first = team.first(), step = team.threads();
   Chunks<T, kWidth, int> chunks{reinterpret_cast<const Vector<T>*>(x + division.head),
                                 reinterpret_cast<Vector<T>*>(shared) + threadIdx.x,
@@ -94,10 +93,8 @@ __device__ void rms_norm_fwd_long(const RmsNormFwdParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * wide.at[j];
   });
-  if constexpr (kPhased) {
 #pragma unroll 1
-    for (int e = first; e < division.edges; e += step) sum += convert<Acc>(x[division.edge(e)]) * convert<Acc>(x[division.edge(e)]);
-  }
+  for (int e = first; e < division.edges; e += step) sum += convert<Acc>(x[division.edge(e)]) * convert<Acc>(x[division.edge(e)]);
   sum = team.reduce(sum, Sum());
   const auto& constants = scalars<Acc>(p);
   const Acc mean_eps = mean_plus_eps(sum, constants, constants.eps);
@@ -114,12 +111,10 @@ __device__ void rms_norm_fwd_long(const RmsNormFwdParams& p) {
     for (int j = 0; j < kWidth; ++j) wide.at[j] = wide.at[j] * rstd * (factor.at[j] + constants.weight_offset);
     reinterpret_cast<Vector<T>*>(y + division.head)[at] = convert<T>(wide);
   });
-  if constexpr (kPhased) {
 #pragma unroll 1
-    for (int e = first; e < division.edges; e += step) {
-      const long long at = division.edge(e);
-      y[at] = convert<T>(convert<Acc>(x[at]) * rstd * (convert<Acc>(weight[at]) + constants.weight_offset));
-    }
+  for (int e = first; e < division.edges; e += step) {
+    const long long at = division.edge(e);
+    y[at] = convert<T>(convert<Acc>(x[at]) * rstd * (convert<Acc>(weight[at]) + constants.weight_offset));
   }
 }
 

@@ -49,8 +49,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y, lane = thread % 32;
   uint4* const dh = shared + thread;
   void* const behind = shared + (p.dh.data ? kRows * threads : 0);  // sums of the cluster's warps, then those of rows side by side
-  unsigned rank;
-  rank = cluster_rank();
+  const unsigned rank = cluster_rank();
   const int blocks = cluster_blocks(), group = cluster_index(), warps = blockDim.x / 32;  // of a row in this block
   if (blocks > 1 && thread == 0) {
     init_arrivals(&arrived, 1);

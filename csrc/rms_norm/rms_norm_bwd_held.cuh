@@ -15,7 +15,8 @@
 
 namespace cuops {
 
-// Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, blockDim.x apart.
+// Each thread has the same columns in every row, because it adds up over rows for dweight: kResident vectors, as far apart
+// as threads share the row.
 // While a row is worked on, the next one is on its way to registers: enough in flight, and little enough for all multiprocessors
 // to get the same share of memory. Dy is the dtype of dy: that of h, or 16 bits beside float, which the gradient for x is then
 // rounded to.

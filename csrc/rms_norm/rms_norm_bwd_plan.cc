@@ -90,9 +90,6 @@ RmsNormBwdKernel kernel_of_dy(const Problem& p, RmsNormBwdKernel of_float16) {
   return static_cast<RmsNormBwdKernel>(of_float16 + (p.dy_dtype == kBFloat16 ? kApart : 0) + (p.starts == kAligned ? 0 : 1));
 }
 
-// Whether what the kernels store as the gradient of the weight has its dtype.
-bool weighs_like_h(const Problem& p) { return p.common || (p.similar && !p.wide_weight); }
-
 Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const HeldRow row(p);
   const bool phased = p.starts != kAligned;

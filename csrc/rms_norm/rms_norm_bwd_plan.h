@@ -88,14 +88,13 @@ struct RmsNormBwdProblem {
   bool dx_alone;       // nobody wants sums over rows
 };
 
-// Blocks stay until all rows are done.
 struct RmsNormBwdPlan {
   RmsNormBwdKernel kernel;
   LaunchShape shape;
   std::int64_t partial_rows;   // of sums for dweight and dbias
   bool finds_results = false;  // of these sums, rather than partial ones
   long long released_from = kNoRow;
-  LaunchShape rows_shape{};  // of the kernel before kColumns*
+  LaunchShape rows_shape{};  // of the kernel before kColumns* and kParts
   unsigned parts = 0;        // of a row in that kernel
 };
 
@@ -118,12 +117,16 @@ unsigned threads_across(std::int64_t vectors, unsigned each);
 // Whether dy has 16 bits and h float32.
 inline bool is_mixed(const RmsNormBwdProblem& p) { return p.dy_dtype != p.dtype; }
 
+// Whether what the kernels store as the gradient of the weight has its dtype, which is h's.
+inline bool weighs_like_h(const RmsNormBwdProblem& p) { return (p.common || p.similar) && !p.wide_weight; }
+
 // Of shared memory for dh on its way, where threads have `each` vectors of a row.
 inline unsigned dh_bytes(const RmsNormBwdProblem& p, const LaunchShape& shape, unsigned each) {
   return p.dh ? shape.block_x * shape.block_y * each * 16 : 0;
 }
 
-// L2 keeps h and dy longest where blocks have rows of their own: it gained 1 to 3 %, and nothing in clusters.
+// L2 keeps h and dy longest where blocks that stay have rows of their own, which gained 1 to 3 % and nothing in clusters, and in
+// the gradients of h alone.
 inline long long kept_until(const RmsNormBwdProblem& p, const Hardware& hw) {
   return released_from(p.rows, p.n * (size_of(p.dtype) + size_of(p.dy_dtype)), hw);
 }

@@ -142,6 +142,14 @@ WithOptions with_options(Calls calls, const Hardware& hw) {
   return {kShortOptions, kAny, kAny, kMiddleOptions, kWideOptions};
 }
 
+// Of rows that start anywhere, where two vectors a thread are enough for them: short ones, and longer ones of which there are few.
+std::optional<LaunchShape> short_phased_shape(const Problem& problem) {
+  const std::int64_t rows = problem.rows, packs = problem.packs();
+  const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
+  if (packs > (few ? 512 : 32)) return {};
+  return resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256);
+}
+
 // Of rows in registers, those of calls that are not common.
 std::optional<Planned> plan_with_options(const Problem& problem, const Hardware& hw, int device) {
   auto if_room = [&](Variant variant, LaunchShape shape) {
@@ -164,9 +172,7 @@ std::optional<Planned> plan_with_options(const Problem& problem, const Hardware&
     if (few || packs <= (wide_weight ? 768 : 1536)) return if_room(kernels.four, resident_shape(rows, packs, 4, few ? 128 : 384));
     if (packs <= 2048 * hw.largest_cluster) return if_room(kernels.eight, resident_shape(rows, packs, 8, 256));
   } else if (problem.alike) {
-    const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
-    const std::int64_t least = few ? 64 : packs < 8 ? 16 : 8;
-    if (packs <= (few ? 512 : 32)) return if_room(kPhasedShortOptions, resident_shape(rows, std::max(packs, least), 2, 256));
+    if (const auto shape = short_phased_shape(problem)) return if_room(kPhasedShortOptions, *shape);
     if (wide_weight && packs <= 1024 * hw.largest_cluster)
       return if_room(kPhasedWideWeight, resident_shape(rows, std::max<std::int64_t>(packs, 8), 4, 256));
     if (packs <= 2048 * hw.largest_cluster) return if_room(kPhasedOptions, resident_shape(rows, packs, 8, 256));
@@ -221,9 +227,7 @@ std::optional<Planned> plan_in_registers(const Problem& problem, const Hardware&
     if (at_once > 0) return Planned(kStay, stay);
   }
   if (problem.alike && packs <= 2048 && !is_double) {
-    const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
-    if (packs <= (few ? 512 : 32))
-      return Planned(kPhasedShort, resident_shape(rows, std::max<std::int64_t>(packs, few ? 64 : packs < 8 ? 16 : 8), 2, 256));
+    if (const auto shape = short_phased_shape(problem)) return Planned(kPhasedShort, *shape);
     return Planned(kPhased, resident_shape(rows, packs, 8, 256));
   }
   return {};
