@@ -275,8 +275,9 @@ def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
     )
     assert main([*command, "--start", str(2**44 - 5)]) == 1
     assert "start: expected an integer from 0 to" in capsys.readouterr().err
-    assert main([*command, "--sigma", "-1"]) == 1
-    assert "sigma: " in capsys.readouterr().err
+    for sigma, says in (("-1", "sigma: "), ("1,5", "--sigma: expected a number or the name of a file, got 1,5")):
+        assert main([*command, "--sigma", sigma]) == 1
+        assert says in capsys.readouterr().err
     assert main([*command, "--num-samples", "-1"]) == 1
     assert "--num-samples: expected at least 0, got -1" in capsys.readouterr().err
 

@@ -41,7 +41,10 @@ def main(options: argparse.Namespace) -> int:
         keywords[name] = given = _number(getattr(options, name))
         if isinstance(given, str):
             files.append(given)
-            keywords[name] = operands.parameter(read(given), mu)
+            try:
+                keywords[name] = operands.parameter(read(given), mu)
+            except FileNotFoundError as error:
+                raise ValueError(f"--{name}: expected a number or the name of a file, got {given}") from error
     spare(options.output, files)
     if mu.dtype == "bfloat16":
         means, keywords = operands.tensors(means, device), {k: operands.tensors(v, device) for k, v in keywords.items()}
