@@ -91,13 +91,15 @@ class CpuTimer:
     """The clock, for runs without a GPU: the least time of a few calls, to which other programs only add."""
 
     def __init__(self, quick: bool = False) -> None:
-        self.repeats, self.rounds = 5 if quick else 15, 1
+        self.repeats, self.seconds, self.rounds = 5 if quick else 15, 0.02 if quick else 0.2, 1
 
     def kernel(self, make: Callable[[], Call], calls: int = 1) -> float:
         """Time of the call that `make` returns."""
-        call, times = make(), []
+        call = make()
         call()
-        for _ in range(self.repeats):
+        times: list[float] = []
+        end = time.perf_counter() + self.seconds
+        while len(times) < self.repeats or time.perf_counter() < end:
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
