@@ -116,6 +116,19 @@ def test_replays_count_on_in_any_grid(d, n, shared):
             assert torch.equal(x, cuops.sample_normal(mu, 1.0, n, seed=state, shared_noise=shared))
 
 
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("strict", [False, True])
+def test_sizes_with_a_name_are_not_bounded_in_exported_programs(dimension, strict, device):
+    class Draws(torch.nn.Module):
+        def forward(self, mu):
+            return cuops.sample_normal(mu, 1.0, mu.shape[0], seed=3)
+
+    dynamic = ({dimension: torch.export.Dim("n")},)
+    mu, longer = (torch.zeros(size, device=device) for size in ((5, 3), (9, 3) if dimension == 0 else (5, 11)))
+    exported = torch.export.export(Draws(), (mu,), dynamic_shapes=dynamic, strict=strict).module()
+    assert torch.equal(exported(longer), Draws()(longer))
+
+
 def test_numbers_of_samples_stay_symbolic_in_exported_programs(device):
     class Draws(torch.nn.Module):
         def forward(self, mu, like):

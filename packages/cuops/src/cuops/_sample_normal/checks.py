@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _arguments
+from .._torch import torch
 from .noise import MOST_COLUMNS, MOST_SAMPLES
 
 
@@ -29,12 +30,20 @@ def bounds(ordered: bool, dtype: Any = None) -> None:
 
 
 def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> tuple[int, int, int]:
-    """The three integers; there are counters for these samples and columns."""
-    num_samples = _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES)
-    start = _arguments.integer("start", start, 0, MOST_SAMPLES - num_samples)
-    if columns > MOST_COLUMNS:
+    """The three integers; there are counters for these samples and columns.
+
+    Sizes that may stay open in compiled and exported programs are not compared with that many: it would bound them.
+    """
+    bounded = not _is_open(num_samples)
+    num_samples = _arguments.integer("num_samples", num_samples, 0, MOST_SAMPLES if bounded else None)
+    start = _arguments.integer("start", start, 0, MOST_SAMPLES - num_samples if bounded else None)
+    if not _is_open(columns) and columns > MOST_COLUMNS:
         raise ValueError(f"mu: expected at most {MOST_COLUMNS} elements, got {columns}")
     return num_samples, start, _arguments.integer("sample_dim", sample_dim, -1, 0)
+
+
+def _is_open(size: Any) -> bool:
+    return torch is not None and (torch.compiler.is_compiling() or isinstance(size, torch.SymInt))
 
 
 def seed(given: Any) -> int:
