@@ -26,8 +26,8 @@ def test_a_step_that_changes_what_a_gradient_needs_is_an_error(covariance, name,
         loss.backward()
 
 
-def test_a_compiled_step_is_that_of_eager_calls(device):
-    one, other = (cem.CrossEntropyMethod(torch.zeros(3, device=device), 1.0, 10, seed=1) for _ in range(2))
+def test_a_compiled_step_on_the_cpu_is_that_of_eager_calls():
+    one, other = (cem.CrossEntropyMethod(torch.zeros(3), 1.0, 10, seed=1) for _ in range(2))
     step = torch.compile(lambda: one.tell(one.ask().square().sum(-1)), backend="eager")
     for _ in range(3):
         step()
