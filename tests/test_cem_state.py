@@ -88,14 +88,14 @@ def test_methods_that_were_made_for_inference_go_on(array, options):
     assert bits(used(for_inference)) == bits(used(method()))
 
 
-def test_samples_that_could_not_be_drawn_are_not_to_be_told_of(array):
-    method = told(CrossEntropyMethod(array([1.0, 2.0]), 1.0, 30, seed=1), sphere)
-    method.reset(0.0, array([-1.0, 1.0]))
-    if not getattr(method.mu, "is_cuda", False):  # where values are not looked at
-        with pytest.raises(ValueError, match="sigma: expected numbers of at least 0"):
-            method.ask()
-        with pytest.raises(RuntimeError, match=r"tell: expected ask\(\) before it"):
-            method.tell(array([0.0] * 30))
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["numpy", "torch"])  # on a GPU values are not looked at
+def test_samples_that_could_not_be_drawn_are_not_to_be_told_of(kind):
+    method = told(CrossEntropyMethod(kind([1.0, 2.0]), 1.0, 30, seed=1), sphere)
+    method.reset(0.0, kind([-1.0, 1.0]))
+    with pytest.raises(ValueError, match="sigma: expected numbers of at least 0"):
+        method.ask()
+    with pytest.raises(RuntimeError, match=r"tell: expected ask\(\) before it"):
+        method.tell(kind([0.0] * 30))
 
 
 def test_a_state_goes_through_a_file(array):

@@ -97,7 +97,7 @@ class _Place(NamedTuple):
 
 
 def _placed(xp: Any, parameters: Sequence[Any], u: Any) -> _Place:
-    """The quantile u, in (0, 1), of the distribution of (mu, sigma, low, high), float64 arrays that broadcast."""
+    """Where the quantile u lies."""
     mu, sigma, low, high = parameters
     a, b = (low - mu) / sigma, (high - mu) / sigma
     # Between bounds that are near for sigma, an exponential function: tails would leave no digits between them.
@@ -165,8 +165,8 @@ def slopes(xp: Any, parameters: Sequence[Any], u: Any) -> tuple[Any, Any, Any, A
     by_low, by_high = xp.where(at.mirrored, by_far, by_near), xp.where(at.mirrored, by_near, by_far)
     # Shifting everything shifts the quantile, and stretching everything stretches it. Differences that would lose all
     # digits are found otherwise.
-    log_erfcx = _log_erfcx(xp, at.anchor + xp.where(at.outside, at.distance, 0))
-    falls = _mills_falls(xp, at.anchor, at.at_anchor, xp.where(at.outside, at.distance, 0), log_erfcx)
+    away = xp.where(at.outside, at.distance, 0)
+    falls = _mills_falls(xp, at.anchor, at.at_anchor, away, _log_erfcx(xp, at.anchor + away))
     falls = falls - by_far * _mills_falls(xp, at.anchor, at.at_anchor, xp.where(at.outside, width, 0), at.at_end)
     stretched = at.anchor * falls + at.distance - width * by_far
     bends = _share_by_slope(xp, u, at.slope, at.share)

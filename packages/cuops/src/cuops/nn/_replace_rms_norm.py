@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from .._arguments import TORCH_DTYPES
+from .. import _arguments
 from ._known_rms_norms import FORMULAS, Formula
 from .rms_norm import RMSNorm
 
@@ -169,7 +169,7 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     weight = module._parameters["weight"]
     if weight is None and cls is not torch.nn.RMSNorm:
         return "it has no weight"
-    if weight is not None and (is_lazy(weight) or weight.ndim == 0 or weight.dtype not in TORCH_DTYPES):
+    if weight is not None and (is_lazy(weight) or weight.ndim == 0 or weight.dtype not in _arguments.TORCH_DTYPES):
         return "its weight is lazy, a single number, or of a dtype that cuops.rms_norm does not take"
     wanted = {formula.eps, formula.weight_offset} if isinstance(formula.weight_offset, str) else {formula.eps}
     if missing := [name for name in wanted if not hasattr(module, str(name))]:
@@ -179,9 +179,9 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
             )
         return f"it has no attribute {missing[0]}"
     eps, offset = getattr(module, formula.eps), _offset_of(module, formula)
-    if eps is not None and not (_is_number(eps) and 0 <= eps < math.inf):
+    if eps is not None and not _is_taken(eps, least=0):
         return f"its eps is no finite number of at least 0: {eps}"
-    if not (_is_number(offset) and math.isfinite(offset)):
+    if not _is_taken(offset):
         return f"its {formula.weight_offset} is no finite number: {offset}"
     own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS}
     if cls not in also and own != {formula.eps}:
@@ -189,8 +189,13 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     return None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_taken(number: object, least: float = -math.inf) -> bool:
+    """Whether `cuops.rms_norm` takes this as a number."""
+    try:
+        _arguments.number("", number, least)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _offset_of(module: torch.nn.Module, formula: Formula) -> Any:
