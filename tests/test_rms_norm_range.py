@@ -56,6 +56,12 @@ def test_an_eps_that_float32_does_not_have_is_right(n, size, eps, device):
     assert_close(dx, rstd * (g - normed * slope), n, np.abs(rstd * g) + np.abs(rstd * normed * slope))
 
 
+def gradient_of_x(x, g):
+    h, g = x.detach().double(), g.detach().double()
+    rstd = h.square().mean(-1, keepdim=True).rsqrt()
+    return rstd * (g - h * rstd * (g * h * rstd).mean(-1, keepdim=True))
+
+
 def test_numpy_is_silent_where_it_is_told_to_raise(device):
     x, parameter = np.array([[1e-7, 1, 2]], np.float16), np.array([1e-300, 1e300, 2])
     wide = parameter[None]
@@ -160,9 +166,7 @@ def test_the_gradient_of_x_leaves_the_range_only_where_it_is_beyond(kind, rows, 
     leaves = [x, *([weight.requires_grad_()] if "trained" in kind else []), *([bias] if kind == "bias" else [])]
     y = cuops.rms_norm(x, weight, bias, eps=0.0, weight_offset=offset)
     dx = torch.autograd.grad(y, leaves, dy)[0]
-    h, g = x.detach().double(), dy.double() * factor
-    rstd = h.square().mean(-1, keepdim=True).rsqrt()
-    want = rstd * (g - h * rstd * (g * h * rstd).mean(-1, keepdim=True))
+    want = gradient_of_x(x, dy.double() * factor)
     torch.testing.assert_close(dx.double(), want, rtol=0.0, atol=1e-5 * float(want.abs().max()))
 
 
@@ -189,10 +193,46 @@ def test_a_few_small_numbers_beside_large_gradients_are_not_made_larger(rows, n,
     dy = torch.zeros_like(x)
     dy[:, :few] = 2e36
     (dx,) = torch.autograd.grad(cuops.rms_norm(x.requires_grad_(), torch.ones(n, device=device), eps=0.0), x, dy)
-    h, g = x.detach().double(), dy.double()
-    rstd = h.square().mean(-1, keepdim=True).rsqrt()
-    want = rstd * (g - h * rstd * (g * h * rstd).mean(-1, keepdim=True))
-    torch.testing.assert_close(dx.double(), want, rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(dx.double(), gradient_of_x(x, dy), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["no weight", "frozen", "trained", "bias"])
+@pytest.mark.parametrize(("rows", "n"), [(4, 16), (4, 64), (300, 64), (300, 120), (301, 63), (40, 129)])
+def test_a_row_keeps_its_gradient_beside_one_that_needs_care(rows, n, kind, dtype, device):
+    """Were both scaled, to [1, 2), the second's sum of x dy would leave the range."""
+    x = torch.full((rows, n), 0.45, dtype=dtype, device=device)
+    dy = torch.full_like(x, 2.5e38 / n)
+    dy[:, ::2] *= 3
+    x[::2], dy[::2] = 1e20, dy[::2] * 1e-6
+    x.requires_grad_()
+    weight = None if kind == "no weight" else torch.ones_like(x[0], requires_grad=kind == "trained")
+    bias = torch.zeros_like(weight, requires_grad=True) if kind == "bias" else None
+    (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight, bias, eps=0.0), x, dy)
+    rtol = 1e-4 if dtype == torch.float32 else 2.0**-8
+    torch.testing.assert_close(dx.double(), gradient_of_x(x, dy), rtol=rtol, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "dy_size"),
+    [(torch.float32, size, dy_size) for size, dy_size in [(1e-8, 1e-37), (1e-8, 1e-38), (1e-5, 1e-36), (0.01, 1e-37)]]
+    + [(torch.float64, 1e-100, 1e-250), (torch.float64, 1e-20, 1e-300), (torch.bfloat16, 1e-8, 1e-37)],
+)
+@pytest.mark.parametrize("kind", ["no weight", "frozen", "trained", "bias"])
+@pytest.mark.parametrize(("rows", "n"), [(1, 64), (4, 64), (300, 64), (4, 4096), (3, 8190), (1, 65536), (3, 70001)])
+def test_products_that_drown_count_in_the_gradient(rows, n, kind, dtype, size, dy_size, device):
+    x, dy = (make((rows, n), torch.float64, seed=seed).sign() for seed in (1, 2))
+    x, dy = (x * size).to(device, dtype).requires_grad_(), (dy * dy_size).to(device, dtype)
+    dy[:, : n // 4] = x.detach().sign()[:, : n // 4] * dy_size  # so that their sum is not small
+    dy[:, n // 2 :] = 0
+    weight = None if kind == "no weight" else torch.ones_like(x[0], requires_grad=kind == "trained")
+    bias = torch.zeros_like(weight, requires_grad=True) if kind == "bias" else None
+    (dx,) = torch.autograd.grad(cuops.rms_norm(x, weight, bias, eps=0.0), x, dy)
+    want = gradient_of_x(
+        x.detach().double() * 2.0**60, dy.double() * 2.0**60
+    )  # of the same size, within the range of sums
+    rtol = 2.0**-8 if dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(dx.double(), want, rtol=0.0, atol=rtol * float(want.abs().max()))
 
 
 @pytest.mark.parametrize(("size", "factor"), [(1e18, 1e-24), (1e18, 1e-27), (1e18, 1e-29), (1e-8, 1e31)])

@@ -9,12 +9,14 @@
 namespace cuops {
 
 // Puts the sums of a part into `sums`, and returns the scale: 1, unless the squares left the range. visit(add) calls add(h, g) for
-// each element. All threads of the team must come here.
+// each element. All threads of the team must come here. Of several parts, one whose sum of g h is 0 is scaled too: its 1 would be
+// its row's, in which the sums of others may drown.
 template <int kSums, class Params, class Team, class Visit>
 __device__ float sums_of_part(const Params& p, Team& team, float (&sums)[kSums], Visit&& visit) {
   const auto& constants = p.float32;
   float scale = 1;
-  bool large = false;  // the sum of g h: its row's may leave the range, and no scale may make it larger
+  bool ordinary = true;  // it may share a warp with rows that are not
+  bool large = false;    // the sum of g h: its row's may leave the range, and no scale may make it larger
 #pragma unroll 1
   for (int pass = 0;; ++pass) {  // of h^2 and g h, the largest h, of both with h times a power of two
     sums[0] = pass == 1 ? constants.sqrt_eps : 0;
@@ -27,14 +29,14 @@ __device__ float sums_of_part(const Params& p, Team& team, float (&sums)[kSums],
     team.reduce(sums, [&](float a, float b) { return pass == 1 ? Max()(a, b) : a + b; });
     if (pass == 2) return scale;
     if (pass == 1) {
-      scale = isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
+      scale = ordinary || isinf(sums[0]) ? 1.0f : power_of_two_to_one(sums[0]);
       if (large) scale = min(scale, 1.0f);
       continue;
     }
     const float mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
     if constexpr (kSums == 2) large = !(abs(sums[1]) <= Range<float>::kLargest / p.parts);
-    const bool ordinary = kSums == 2 ? is_ordinary(mean_eps, sums[1]) && !large
-                                     : sums[0] <= Range<float>::kLargest / p.parts && mean_eps >= Range<float>::kSmallest;
+    ordinary = kSums == 2 ? is_ordinary(mean_eps, sums[1]) && !large && (sums[1] != 0 || p.parts == 1)
+                          : sums[0] <= Range<float>::kLargest / p.parts && mean_eps >= Range<float>::kSmallest;
     if (!team.any(!ordinary)) return scale;
   }
 }

@@ -99,7 +99,8 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 
     Acc scale = 1;
     const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-    if (mail.any(!is_ordinary(mean_eps, sums[1]) && row < p.rows)) {
+    const bool careful = row < p.rows && !is_ordinary(mean_eps, sums[1]);
+    if (mail.any(careful)) {
       // As in the forward: a power of two brings h near 1, here where it waits in shared memory.
 #pragma unroll 1
       for (bool scaled = false;; scaled = true) {
@@ -115,7 +116,7 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
         }
         mail.exchange(sums, scaled);
         if (scaled) break;
-        scale = rounded_scale<T>(sums[0]);
+        scale = careful ? rounded_scale<T>(sums[0]) : Acc(1);
 #pragma unroll 1
         for (int k = 0; k < kResident * kWidth; ++k) {
           T* const h = h_slot(stage, k / kWidth)->at + k % kWidth;

@@ -30,10 +30,10 @@ __device__ T gradient_at(const Accumulator<T> (&found)[3], const T* h, const T* 
   return convert<T>(v.at[0] + (dh ? convert<Acc>(dh[at]) : Acc(0)));
 }
 
-// All of a row that needs care, as careful_row has it.
+// All of a row that needs care, as careful_row has it, or that shares its warp with one and is `ordinary`: it keeps its scale.
 template <class T, class Team>
 __device__ __noinline__ void careful_dx(const T* h, const T* dy, const T* dh, T* dx, Beside<T> weight, long long n,
-                                        RmsNormScalars<Accumulator<T>> s, Team team) {
+                                        RmsNormScalars<Accumulator<T>> s, bool ordinary, Team team) {
   using Acc = Accumulator<T>;
   Acc scale = 1, sums[2];
 #pragma unroll 1
@@ -48,7 +48,7 @@ __device__ __noinline__ void careful_dx(const T* h, const T* dy, const T* dh, T*
     }
     team.reduce(sums, [&](Acc a, Acc b) { return scaled ? a + b : Max()(a, b); });
     if (scaled) break;
-    scale = isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
+    scale = ordinary || isinf(sums[0]) ? Acc(1) : power_of_two_to_one(sums[0]);
   }
   if (!dx) return;
   const Acc found[3] = {scale, rstd_of(sums[0], s, scale), sums[1] * s.inverse_n};
@@ -107,7 +107,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   auto for_each = [&](auto&& unpacked, auto&& visit) {
 #pragma unroll
     for (int from = 0; from < kResident; from += kGroup) {
-      if (!has_packs || !exists(from)) break;
+      if (!exists(from)) break;
       if (kGroup < kResident) weight.fetch(factors, division, [&](int i) { return pack(from + i); });
       Pack<Acc, kWidth> factor[kGroup];
 #pragma unroll
@@ -146,8 +146,9 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
   team.reduce(sums, Sum());
   wait_for_copies<0>();
   const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
-  if (__builtin_expect(team.any(!is_ordinary(mean_eps, sums[1])), 0))
-    return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, team);
+  const bool ordinary = is_ordinary(mean_eps, sums[1]);
+  if (__builtin_expect(team.any(!ordinary), 0))
+    return careful_dx(h, dy, dh, row == wanted ? dx : nullptr, weight, p.n, constants, ordinary, team);
   if (row != wanted) return;
 
   // No product here leaves the range before dx does.
@@ -203,14 +204,13 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
 #define RMS_NORM_BWD_DX_WIDE_WEIGHT(name, T)                                              \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight_short, 256, 4, kWideWeight, 2, 2, false, false) \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight, 384, 2, kWideWeight, 4, 1, false, true)        \
-  RMS_NORM_BWD_DX(name, T, dx_wide_weight_long, 256, 2, kWideWeight, 4, 4, false, true)   \
   RMS_NORM_BWD_DX(name, T, dx_wide_weight_phased, 512, 1, kWideWeight, 4, 1, true, true)
 RMS_NORM_BWD_DX_OF(f32, float)
 RMS_NORM_BWD_DX_OF(f16, __half)
 RMS_NORM_BWD_DX_OF(bf16, __nv_bfloat16)
 RMS_NORM_BWD_DX_WIDE_WEIGHT(f16, __half)
 RMS_NORM_BWD_DX_WIDE_WEIGHT(bf16, __nv_bfloat16)
-#if CUOPS_TUNED == 90  // where they are known to be faster
+#if CUOPS_TUNED == 90  // where they are known to be faster, or clusters are needed
 #define RMS_NORM_BWD_DX_90(name, T)                                     \
   RMS_NORM_BWD_DX(name, T, dx_three, 128, 8, kLike, 3, 3, false, false) \
   RMS_NORM_BWD_DX(name, T, dx_five, 128, 5, kLike, 5, 5, false, false)  \
@@ -218,6 +218,9 @@ RMS_NORM_BWD_DX_WIDE_WEIGHT(bf16, __nv_bfloat16)
 RMS_NORM_BWD_DX_90(f32, float)
 RMS_NORM_BWD_DX_90(f16, __half)
 RMS_NORM_BWD_DX_90(bf16, __nv_bfloat16)
-RMS_NORM_BWD_DX(f16, __half, dx_wide_weight_three, 128, 6, kWideWeight, 3, 3, false, false)
-RMS_NORM_BWD_DX(bf16, __nv_bfloat16, dx_wide_weight_three, 128, 6, kWideWeight, 3, 3, false, false)
+#define RMS_NORM_BWD_DX_WIDE_WEIGHT_90(name, T)                                           \
+  RMS_NORM_BWD_DX(name, T, dx_wide_weight_three, 128, 6, kWideWeight, 3, 3, false, false) \
+  RMS_NORM_BWD_DX(name, T, dx_wide_weight_long, 256, 2, kWideWeight, 4, 4, false, true)
+RMS_NORM_BWD_DX_WIDE_WEIGHT_90(f16, __half)
+RMS_NORM_BWD_DX_WIDE_WEIGHT_90(bf16, __nv_bfloat16)
 #endif

@@ -217,9 +217,10 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
       }
       const Acc mean_eps = mean_plus_eps(sums[0], constants, constants.eps);
       rstd = active ? rsqrt_rn(mean_eps) : Acc(0);
-      bool careful = active && !(is_ordinary(mean_eps, sums[1]) && (sums[1] == 0 || is_ordinary_slope(slope_of())));
-      if (!kWide && step <= 32) careful = __any_sync(0xffffffffu, careful);  // what a warp decides, it must decide as one
-      if (__builtin_expect(!careful, 1)) break;
+      const bool careful = active && !(is_ordinary(mean_eps, sums[1]) && (sums[1] == 0 || is_ordinary_slope(slope_of())));
+      bool any = careful;
+      if (!kWide && step <= 32) any = __any_sync(0xffffffffu, careful);  // what a warp decides, it must decide as one
+      if (__builtin_expect(!any, 1)) break;
       // As in the forward: a power of two brings h near 1.
       sums[0] = constants.sqrt_eps;
 #pragma unroll
@@ -229,7 +230,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
         for (int j = 0; j < kWidth; ++j) sums[0] = Max()(sums[0], abs(a.at[j]));
       }
       reduce(sums, Max());
-      scale = rounded_scale<T>(sums[0]);
+      scale = careful ? rounded_scale<T>(sums[0]) : Acc(1);
 #pragma unroll
       for (int i = 0; i < kResident; ++i) {
         auto a = wide(h[i]);

@@ -43,16 +43,22 @@ struct Range;
 template <>
 struct Range<float> {
   static constexpr float kSmallest = 1e-18f, kLargest = 3e38f;
+  static constexpr float kSmallestMean = 1e-14f, kSmallestSum = 1e-30f;  // of a gradient
 };
 template <>
 struct Range<double> {
   static constexpr double kSmallest = 1e-280, kLargest = 1e308;
+  static constexpr double kSmallestMean = 1e-31, kSmallestSum = 1e-290;
 };
 
-// Whether a gradient may do without scaling: squares, the cube of rstd and the sum of g h are within the range.
+// Whether a gradient may do without scaling: squares, the cube of rstd and the sum of g h are within the range. Products that all
+// drowned, of which the sum is 0, are of a subnormal g, or of an h so small that its mean square tells.
 template <class Acc>
 __device__ bool is_ordinary(Acc mean_eps, Acc sum) {
-  return mean_eps <= 1 / Range<Acc>::kSmallest && mean_eps >= Range<Acc>::kSmallest && abs(sum) <= Range<Acc>::kLargest;
+  using Within = Range<Acc>;
+  const Acc size = abs(sum);
+  return mean_eps <= 1 / Within::kSmallest && mean_eps >= Within::kSmallestMean && size <= Within::kLargest &&
+         (size >= Within::kSmallestSum || size == 0);
 }
 
 // Whether it may for rstd^3 mean(g h), other than 0, which leaves the range before dx does. A row that is scaled brings it to the
