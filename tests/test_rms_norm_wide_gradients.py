@@ -125,8 +125,9 @@ def test_rows_that_one_block_or_cluster_has_agree_with_the_formula(kind, rows, n
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize(("rows", "n"), FEW_SHORT)
-def test_few_short_rows_beside_a_wide_weight_agree_with_the_formula(rows, n, dtype):
-    check_agreement("wide weight", rows, n, dtype)
+@pytest.mark.parametrize("kind", ["wide weight", "offset"])
+def test_few_short_rows_beside_a_wide_weight_or_with_an_offset_agree_with_the_formula(kind, rows, n, dtype):
+    check_agreement(kind, rows, n, dtype)
 
 
 SIZES = {

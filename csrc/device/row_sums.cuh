@@ -18,38 +18,54 @@ __device__ void store_result(DType dtype, void* results, long long at, Acc v) {
   }
 }
 
-// Where the sums of a block end up: a row of partial sums, or the result, where there is nothing else to add to it.
-template <class T, class Acc>
+// Where the sums of a block end up: a row of partial sums, or the result, of T or of Other, where there is nothing else to add.
+template <class T, class Acc, class Other = T>
 struct SumsTarget {
   void* data;
   long long partial_row;
   int n;
-  bool is_result;
+  bool is_result, is_other = false;
 
   // A vector's worth, of aligned rows.
   __device__ void store(int column, const Pack<Acc, kVectorWidth<T>>& sum) const {
     if (is_result) {
-      cuops::store(reinterpret_cast<Vector<T>*>(static_cast<T*>(data) + column), convert<T>(sum));
+      with_result([&](auto* result) {
+        using U = typename Pointee<decltype(result)>::type;
+        store_pack(result + column, convert<U>(sum));
+      });
     } else {
-      *reinterpret_cast<Pack<Acc, kVectorWidth<T>>*>(static_cast<Acc*>(data) + partial_row * sums_stride(n) + column) = sum;
+      *reinterpret_cast<Pack<Acc, kVectorWidth<T>>*>(partial() + column) = sum;
     }
   }
   // Four, fewer at the end of the row.
   __device__ void store_four(int column, const Pack<Acc, 4>& sum) const {
     if (!is_result) {
-      *reinterpret_cast<Pack<Acc, 4>*>(static_cast<Acc*>(data) + partial_row * sums_stride(n) + column) = sum;
+      *reinterpret_cast<Pack<Acc, 4>*>(partial() + column) = sum;
       return;
     }
+    with_result([&](auto* result) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (column + j < n) static_cast<T*>(data)[column + j] = convert<T>(sum.at[j]);
-    }
+      for (int j = 0; j < 4; ++j) {
+        if (column + j < n) result[column + j] = convert<typename Pointee<decltype(result)>::type>(sum.at[j]);
+      }
+    });
   }
   __device__ void store_one(int column, Acc sum) const {
     if (is_result) {
-      static_cast<T*>(data)[column] = convert<T>(sum);
+      with_result([&](auto* result) { result[column] = convert<typename Pointee<decltype(result)>::type>(sum); });
     } else {
-      static_cast<Acc*>(data)[partial_row * sums_stride(n) + column] = sum;
+      partial()[column] = sum;
+    }
+  }
+
+ private:
+  __device__ Acc* partial() const { return static_cast<Acc*>(data) + partial_row * sums_stride(n); }
+  template <class Store>
+  __device__ void with_result(Store&& store) const {
+    if (!kSame<T, Other> && is_other) {
+      store(static_cast<Other*>(data));
+    } else {
+      store(static_cast<T*>(data));
     }
   }
 };

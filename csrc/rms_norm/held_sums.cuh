@@ -66,9 +66,9 @@ class SumsSideBySide {
 
 // Rows side by side in a block add up in their order, first those of a warp where they have the same columns. A thread has `sums`
 // of vectors first, first + step and so on.
-template <bool kWide, bool kCluster, class T, int kResident, bool kPhased>
+template <bool kWide, bool kCluster, class T, class Other, int kResident, bool kPhased>
 __device__ void leave_sums(Pack<float, kVectorWidth<T>> (&sums)[kResident], const Windows<T, kPhased>& windows, int first, int step,
-                           float* shared, const SumsSideBySide<kCluster>& side_by_side, const SumsTarget<T, float>& target) {
+                           float* shared, const SumsSideBySide<kCluster>& side_by_side, const SumsTarget<T, float, Other>& target) {
   constexpr int kWidth = kVectorWidth<T>;
   const int n = target.n, side = kPhased ? 1 : max(32 / step, 1), count = kWide ? 1 : blockDim.y / side;
   if constexpr (!kWide && !kPhased) {

@@ -134,7 +134,8 @@ void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweig
     if (!tensor.has_value()) continue;
     expect_vector(*tensor, wanted[k].second, h);
     sums_of[k] = {data_of(*tensor), dtype_of(*tensor, wanted[k].second), data_of(*tensor)};
-    if (weighs_like_h(problem) && sums_of[k].dtype != dtype) raise("TypeError", "dweight: expected the dtype of the weight");
+    if (k == 0 && weight.has_value() && sums_of[k].dtype != dtype_of(*weight, "weight"))
+      raise("TypeError", "dweight: expected the dtype of the weight");
     if (plan.finds_results && !aligned16(sums_of[k].result)) raise("ValueError", "dweight: expected a multiple of 16 bytes");
     if (!plan.finds_results) sums_of[k].partial = std::exchange(free, free + bytes);
   }

@@ -294,7 +294,10 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 
   launch_dependents();
   if (!p.dweight) return;
-  const SumsTarget<T, Acc> target{p.dweight, kWide ? team.index : cluster_index(), static_cast<int>(p.n), p.finds_results};
+  // Of the dtype of the weight: that of h or, where shared memory has it, another.
+  using Other = Select<!kShared, T, Select<kMixed, Dy, Acc>>;
+  const SumsTarget<T, Acc, Other> target{p.dweight, kWide ? team.index : cluster_index(), static_cast<int>(p.n), p.finds_results,
+                                         p.dweight_dtype != kDTypeOf<T>};
   leave_sums<kWide>(dweight, windows, first, step, sums_of_columns, side_by_side, target);
 }
 

@@ -61,8 +61,8 @@ struct HeldRow {
   // Blocks that have all rows, one or a cluster, and so find the results by themselves: another kernel for the sums would take
   // longer. 0, where that would take longer still.
   unsigned blocks_for_all(const Problem& p, const Hardware& hw) const {
-    if (!p.common) return 0;
     const bool aligned = p.starts == kAligned;
+    if (!p.common && !(aligned && hw.clusters() && hw.tuned == 90)) return 0;
     if (!hw.clusters() || hw.tuned != 90) return p.rows <= (aligned ? 64 : 32) && p.rows * across <= threads ? 1 : 0;
     const std::int64_t all = p.rows * (aligned ? vectors : vectors + 14);  // single elements take about as long as so many vectors
     if (p.rows <= 64 && all <= 576) return 1;
@@ -93,6 +93,10 @@ RmsNormBwdKernel kernel_of_dy(const Problem& p, RmsNormBwdKernel of_float16) {
 Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const HeldRow row(p);
   const bool phased = p.starts != kAligned;
+  const RmsNormBwdKernel kernel = is_mixed(p)   ? kernel_of_dy(p, kHeldDyF16)
+                                  : row.is_long ? kHeldLong
+                                  : p.common    ? (phased ? kHeldPhased : kHeld)
+                                                : (phased ? kHeldSharedPhased : kHeldShared);
   const unsigned in_warp = std::max(32 / row.across, 1u), fours = static_cast<unsigned>((p.n + 3) / 4);
   LaunchShape shape{0, row.across, 1, 1, 0, true};
   auto shared_bytes = [&] {
@@ -108,9 +112,12 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
     const unsigned each = (static_cast<unsigned>(p.rows) + all - 1) / all;
     shape.block_y = (each + in_warp - 1) / in_warp * in_warp;
     shape.shared_bytes = shared_bytes();
-    if (all == 1) return {phased ? kHeldPhased : row.is_long ? kHeldLong : kHeld, shape, 1, true};
-    const RmsNormBwdKernel kernel = phased ? kHeldClusterPhased : kHeldCluster;
-    if (has_room(rms_norm_bwd_kernel(p.dtype, kernel), device, shape)) return {kernel, shape, 1, true};
+    if (all == 1) return {kernel, shape, 1, true};
+    const RmsNormBwdKernel in_cluster = is_mixed(p) ? kernel_of_dy(p, kHeldDyF16Cluster)
+                                        : !p.common ? kHeldSharedCluster
+                                        : phased    ? kHeldClusterPhased
+                                                    : kHeldCluster;
+    if (has_room(rms_norm_bwd_kernel(p.dtype, in_cluster), device, shape)) return {in_cluster, shape, 1, true};
     shape = {0, row.across, 1, 1, 0, true};
   }
   // One block a multiprocessor, or two, which wait less for each other, where that leaves no thread out.
@@ -121,11 +128,7 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
   const std::int64_t all = (p.rows + shape.block_y - 1) / shape.block_y;
   const std::int64_t blocks = teams_of(p, std::min<std::int64_t>(blocks_each * hw.multiprocessors, all), shape.block_y);
   shape.blocks = static_cast<unsigned>(blocks);
-  const RmsNormBwdKernel kernel = is_mixed(p)   ? kernel_of_dy(p, kHeldDyF16)
-                                  : row.is_long ? kHeldLong
-                                  : p.common    ? (phased ? kHeldPhased : kHeld)
-                                                : (phased ? kHeldSharedPhased : kHeldShared);
-  return {kernel, shape, blocks, blocks == 1 && weighs_like_h(p), kept_until(p, hw)};
+  return {kernel, shape, blocks, blocks == 1, kept_until(p, hw)};
 }
 
 // A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
@@ -150,7 +153,7 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
   if (at_once == 0) return {};
   const std::int64_t teams = teams_of(p, std::min(at_once, p.rows), 1);
   shape.blocks = static_cast<unsigned>(teams * shape.cluster);
-  return Plan{kernel, shape, teams, teams == 1 && weighs_like_h(p), shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
+  return Plan{kernel, shape, teams, teams == 1, shape.cluster == 1 ? kept_until(p, hw) : kNoRow};
 }
 
 // Whether the rows are better on their way all at once: limits as measured with 132 multiprocessors, of vectors of 16 bytes.
@@ -252,8 +255,9 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
        {"rms_norm_bwd_held",
         {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
        {"rms_norm_bwd_beside",
-        {"_held_shared", "_held_shared_phased", "_held_dy_f16", "_held_dy_f16_phased", "_wide_dy_f16", "_wide_dy_f16_phased",
-         "_held_dy_bf16", "_held_dy_bf16_phased", "_wide_dy_bf16", "_wide_dy_bf16_phased"}},
+        {"_held_shared", "_held_shared_phased", "_held_shared_cluster", "_held_dy_f16", "_held_dy_f16_phased", "_wide_dy_f16",
+         "_wide_dy_f16_phased", "_held_dy_f16_cluster", "_held_dy_bf16", "_held_dy_bf16_phased", "_wide_dy_bf16",
+         "_wide_dy_bf16_phased", "_held_dy_bf16_cluster"}},
        {"rms_norm_bwd_at_once", {"_at_once", "_at_once_phased"}},
        {"rms_norm_bwd", {"_general", "_general_dy_f16", "_general_dy_bf16"}},
        {"rms_norm_bwd_dx",

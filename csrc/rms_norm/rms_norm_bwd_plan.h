@@ -28,14 +28,17 @@ enum RmsNormBwdKernel {
   kWidePhased,
   kHeldShared,
   kHeldSharedPhased,
+  kHeldSharedCluster,
   kHeldDyF16,
   kHeldDyF16Phased,
   kWideDyF16,
   kWideDyF16Phased,
+  kHeldDyF16Cluster,
   kHeldDyBF16,
   kHeldDyBF16Phased,
   kWideDyBF16,
   kWideDyBF16Phased,
+  kHeldDyBF16Cluster,
   kAtOnce,
   kAtOncePhased,
   kGeneral,
@@ -116,9 +119,6 @@ unsigned threads_across(std::int64_t vectors, unsigned each);
 
 // Whether dy has 16 bits and h float32.
 inline bool is_mixed(const RmsNormBwdProblem& p) { return p.dy_dtype != p.dtype; }
-
-// Whether what the kernels store as the gradient of the weight has its dtype, which is h's.
-inline bool weighs_like_h(const RmsNormBwdProblem& p) { return (p.common || p.similar) && !p.wide_weight; }
 
 // Of shared memory for dh on its way, where threads have `each` vectors of a row.
 inline unsigned dh_bytes(const RmsNormBwdProblem& p, const LaunchShape& shape, unsigned each) {
