@@ -134,15 +134,14 @@ __device__ __noinline__ void store_as(DType dtype, void* data, long long at, Pac
   }
 }
 
-// Asynchronous copies of 16 or 8 bytes to shared memory (compute capability 8.0); each thread waits for its own. Of those of 16,
-// the last may be missing and become zeros.
+// Asynchronous copies of 16 or 8 bytes to shared memory (compute capability 8.0); each thread waits for its own.
 #define CUOPS_ASYNC_COPIES (__CUDA_ARCH__ >= 800)
 template <class Packed>
-__device__ void copy_async(Packed* shared, const Packed* from, int bytes = 16) {
+__device__ void copy_async(Packed* shared, const Packed* from) {
 #if CUOPS_ASYNC_COPIES
   const unsigned to = shared_address(shared);
   if constexpr (sizeof(Packed) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
     return;
   } else if constexpr (sizeof(Packed) == 8) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");

@@ -145,12 +145,13 @@ __device__ void rms_norm_fwd_any(const RmsNormFwdParams& p) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum += wide.at[j] * scale * (wide.at[j] * scale);
   };
-  const void* const residual = static_cast<const char*>(p.residual.data) + offset_of(p.residual, row) * size_of(p.residual_dtype);
+  const char* residual = static_cast<const char*>(p.residual.data);
+  if (residual) residual += offset_of(p.residual, row) * size_of(p.residual_dtype);
   Packed* const h = start_of(p.h);
   chunks.template for_each<kUnroll>([&](Index at, Packed& v) {
     if (p.residual.data) {
       auto wide = convert<Acc>(v);
-      const auto other = p.residual_dtype == kDTypeOf<T> ? convert<Acc>(static_cast<const Packed*>(residual)[at])
+      const auto other = p.residual_dtype == kDTypeOf<T> ? convert<Acc>(reinterpret_cast<const Packed*>(residual)[at])
                                                          : load_as<Acc, kWidth>(p.residual_dtype, residual, at);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) wide.at[j] += other.at[j];

@@ -72,11 +72,8 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   const bool whole = !kPhased || (from == 0 && to == kWidth);
   const int rows = column + from < end ? static_cast<int>(p.rows) : 0;  // of this thread
   auto place = [&](const Rows& array) { return static_cast<T*>(array.data) + first_row * array.stride + column; };
-  // Whether the vector reaches beyond the array's first element or its last.
-  auto leaves = [&](int k) {
-    const int row = first_row + k * step;
-    return kPhased && ((row == 0 && column < 0) || (row == rows - 1 && column + kWidth > p.n));
-  };
+  // Whether the vector reaches beyond the array, which starts at a vector.
+  auto leaves = [&](int k) { return kPhased && first_row + k * step == rows - 1 && column + kWidth > p.n; };
 
   wait_for_previous();
   uint4 h[kRows] = {}, dy[kRows] = {}, weight_of = {};
