@@ -23,7 +23,7 @@ RUN python3 -m venv /tmp/pip \
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="cuops" \
-      org.opencontainers.image.description="CUDA operators for PyTorch and NumPy at the speed of memory" \
+      org.opencontainers.image.description="CUDA operators for PyTorch and NumPy: RMSNorm, Gaussian sampling, Kronecker-factored linear layers" \
       org.opencontainers.image.source="https://github.com/cuops/cuops" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/cuops /opt/cuops
