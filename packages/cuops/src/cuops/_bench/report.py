@@ -24,6 +24,7 @@ PACKAGES = (
     "cuops",
     "quack-kernels",
     "pyfastkron",
+    "evotorch",
     "liger-kernel",
     "nvidia-cudnn-frontend",
     "nvidia-cudnn-cu13",
