@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -133,11 +134,11 @@ def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
 def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
     installation: Installation, driver: Path, tmp_path: Path, capability: int
 ):
-    """Of rows that start at a vector and between vectors, with a gradient for h and without."""
+    """Of few rows and many that start at a vector and between vectors, with a gradient for h and without."""
     code = f"""
         library, capability = _backend.library(), {capability}
-        for n in (33, 264, 1023, 2048, 4097, 16384, 40001):
-            rows, launched = (1 << 20) // n + 1, 0
+        for rows, n in ((m, n) for n in (33, 264, 1023, 2048, 4097, 16384, 40001) for m in (20, (1 << 20) // n + 1)):
+            launched = 0
             for h_dtype, weight_dtype in (("float16", "float16"), ("float16", "float32"), ("float32", "float16"), ("float32", None)):
                 dy, rounded = (on_cuda((rows, n), "float16") for _ in range(2))
                 h, dh, dx = (on_cuda((rows, n), h_dtype) for _ in range(3))
@@ -155,7 +156,7 @@ def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
     installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
-    assert len(clusters(tmp_path / "log")) >= 7 * 4
+    assert len(clusters(tmp_path / "log")) >= 2 * 7 * 4
 
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 120])
@@ -190,6 +191,13 @@ def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
         _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
     """
     assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
+
+
+def test_the_plan_that_docs_show_is_printed_for_the_gpu_that_they_name(installation: Installation, driver: Path):
+    page = (Path(__file__).parents[1] / "docs" / "ops" / "kron_linear.md").read_text()
+    call, shown = re.search(r"^>>> (print\(cuops\.kron_plan.+)\n((?:.+\n)+?)```", page, re.MULTILINE).groups()
+    printed = installation.output(f"import cuops\n{call}", LIBRARIES=driver, STAND_IN_CAPABILITY=90)
+    assert printed.split() == shown.split()
 
 
 KRON_SIZES = [
