@@ -276,6 +276,18 @@ def test_bad_arguments_are_refused_by_name_with_numpy():
     )
 
 
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("kind", ["torch", "numpy", "meta"])
+def test_a_result_that_no_array_holds_is_refused(kind, rows, device):
+    if kind == "numpy":
+        x, w = np.ones((rows, 1)), np.broadcast_to(np.ones((1, 1)), (1 << 32, 1))
+    else:
+        x = torch.ones(rows, 1, device=kind if kind == "meta" else device)
+        w = x.new_ones(1, 1).expand(1 << 32, 1)
+    with pytest.raises(ValueError, match=f"^factors: expected a result of less than 2.63 elements, got {1 << 64}$"):
+        cuops.kron_linear(x, [w, w])
+
+
 @pytest.mark.parametrize("sample", EMPTY)
 def test_nothing_gives_the_bias(sample, device):
     x, factors, bias = arguments(SAMPLES[sample], device=device)

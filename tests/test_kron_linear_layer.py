@@ -126,6 +126,26 @@ def test_more_factors_are_a_local_optimum():
     assert error < 1
 
 
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3, 3), (4, 4, 4)], ids=str)
+def test_more_factors_are_no_saddle_where_singular_values_are_equal(sizes):
+    """The adjacency of a grid, a sum of three products of which any alone is 0.816 off."""
+    chains = [torch.diag(torch.ones(n - 1), 1) for n in sizes]
+    a, b, c = (chain + chain.mT for chain in chains)
+    i, j, k = (torch.eye(n) for n in sizes)
+    linear = torch.nn.Linear(math.prod(sizes), math.prod(sizes), bias=False)
+    linear.weight.data = sum(torch.kron(x, torch.kron(y, z)) for x, y, z in ((a, j, k), (i, b, k), (i, j, c)))
+    assert KronLinear.from_linear(linear, sizes, sizes)[1] < 0.75
+
+
+def test_a_layer_whose_rows_were_pruned_has_the_sizes_of_its_weight():
+    linear = torch.nn.Linear(12, 10)
+    linear.weight, linear.bias = (torch.nn.Parameter(p[:6].detach()) for p in (linear.weight, linear.bias))
+    found, _ = KronLinear.from_linear(linear, iter([3, 4]), iter([2, 3]))
+    assert found(torch.ones(5, 12)).shape == (5, 6)
+    with pytest.raises(ValueError, match="^out_factors: expected sizes whose product is 6, as linear has it, got 10$"):
+        KronLinear.from_linear(linear, (3, 4), (2, 5))
+
+
 def test_float32_and_half_keep_their_dtype():
     for dtype in (torch.float32, torch.bfloat16):
         found, error = KronLinear.from_linear(torch.nn.Linear(6, 4, dtype=dtype), (2, 3), (2, 2))
@@ -187,6 +207,8 @@ def test_a_weight_of_another_dtype_is_refused(dtype):
         ("in_factors", ValueError, lambda: KronLinear((), ())),
         ("in_factors", ValueError, lambda: KronLinear((2, 0), (2, 3))),
         ("in_factors", TypeError, lambda: KronLinear(4, 4)),
+        ("in_factors", TypeError, lambda: KronLinear({2, 3}, (2, 3))),
+        ("out_factors", TypeError, lambda: KronLinear((2, 3), {2: 2, 3: 3})),
         ("out_factors", TypeError, lambda: KronLinear((2, 3), (2.0, 3))),
         ("out_factors", ValueError, lambda: KronLinear((2, 3), (6,))),
         ("in_factors", TypeError, lambda: KronLinear((True, 3), (2, 3))),

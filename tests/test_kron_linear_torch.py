@@ -139,6 +139,17 @@ def test_autocast_mixes_dtypes(device):
     assert y.dtype == torch.bfloat16
 
 
+def test_what_has_no_values_is_named_under_autocast_too(device):
+    x, (w, v), _ = arguments(SAMPLES["both"], torch.float32, device)
+    none = torch.nn.parameter.UninitializedParameter(device=device)
+    for enabled in (False, True):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
+            with pytest.raises(ValueError, match=r"^factors\[1\]: expected a tensor with values"):
+                cuops.kron_linear(x, [w, none])
+            with pytest.raises(ValueError, match="^x: expected a tensor with values"):
+                cuops.kron_linear(none, [w, v])
+
+
 def test_a_dtype_that_autocast_made_is_said_to_be(device):
     x, (w, v), _ = arguments(SAMPLES["both"], torch.float32, device)
     message = r"^factors\[1\]: expected x's dtype torch.bfloat16, got torch.float64, under autocast$"

@@ -6,7 +6,7 @@ import importlib
 import math
 import numbers
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from . import _dlpack
@@ -183,11 +183,21 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
     """An integer, or those of a sequence."""
-    many = isinstance(value, Iterable) and not is_tensor(value) and getattr(value, "ndim", 1) > 0
+    many = is_ordered(value) and not is_tensor(value) and getattr(value, "ndim", 1) > 0
     given = tuple(value) if many else (value,)
-    if not all(isinstance(size, INTEGERS) and not isinstance(size, bool) for size in given):
+    if not are_integers(given):
         raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
     return given
+
+
+def is_ordered(value: Any) -> bool:
+    """Whether it has elements in an order that it was given, as sets and the keys of dicts have not."""
+    return isinstance(value, Iterable) and not isinstance(value, (Set, Mapping))
+
+
+def are_integers(values: Iterable[Any]) -> bool:
+    """Whether all of them are."""
+    return all(isinstance(value, INTEGERS) and not isinstance(value, bool) for value in values)
 
 
 def trailing_shape(name: str, shape: tuple[int, ...], x: Any) -> None:

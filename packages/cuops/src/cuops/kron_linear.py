@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _arguments, _backend, _dlpack, reference
@@ -71,7 +71,7 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
 
 def _matrices(factors: Iterable[Any]) -> list[Any]:
     """The factors as a list. One array with more dimensions is refused: what its first dimension is, is a guess."""
-    if hasattr(factors, "shape") or isinstance(factors, Set) or not isinstance(factors, Iterable):
+    if hasattr(factors, "shape") or not _arguments.is_ordered(factors):
         raise TypeError(f"factors: expected a list of matrices, got {type(factors).__qualname__}")
     matrices = list(factors)
     if not matrices:
@@ -96,6 +96,9 @@ def _check(x: Any, factors: Sequence[Any], bias: Any, condition: str = "") -> No
     if math.prod(ins) != x.shape[-1]:
         got = " x ".join(str(size) for size in ins)
         raise ValueError(f"factors: expected columns whose product is x's last dimension {x.shape[-1]}, got {got}")
+    for elements in (math.prod(outs), math.prod((*x.shape[:-1], *outs))):
+        if isinstance(elements, int) and elements >= 1 << 63:  # or a symbol, while a call is traced
+            raise ValueError(f"factors: expected a result of less than 2^63 elements, got {elements}")
     if bias is not None and tuple(bias.shape) != (math.prod(outs),):
         raise ValueError(f"bias: expected shape ({math.prod(outs)},), got {tuple(bias.shape)}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _backend
-from ._arguments import DTYPES, dtype_name, integer
+from ._arguments import DTYPES, dtype_name, integer, is_ordered
 from ._torch import torch
 
 MOST = (1 << 40) - 1  # elements of an array, more than any GPU holds
@@ -124,9 +124,9 @@ def kron_plan(
 
 def _flat(shapes: Any) -> list[int]:
     """The sizes of all factors in a row."""
-    if not isinstance(shapes, Iterable):
+    if not is_ordered(shapes):
         raise TypeError(f"shapes: expected a list of pairs of integers, got {type(shapes).__qualname__}")
-    shapes = [tuple(shape) if isinstance(shape, Iterable) else shape for shape in shapes]
+    shapes = [tuple(shape) if is_ordered(shape) else shape for shape in shapes]
     if not shapes:
         raise ValueError("shapes: expected at least one pair of integers, got none")
     for k, shape in enumerate(shapes):
@@ -148,7 +148,7 @@ def _index(device: Any) -> int:
         given = torch.device(device)
     except RuntimeError:
         given = None
-    if given is None or given.type != "cuda":
+    if given is None or given.type != "cuda" or str(given) != str(device):  # which has 8 bits for an index
         raise ValueError(f"device: expected the index of a GPU or a device such as cuda:1, got {device}")
     if given.index is None:
         return int(torch.cuda.current_device()) if torch.cuda.is_available() else 0

@@ -31,6 +31,7 @@ def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
         rows, columns = rows * o, columns * i
     return (
         columns == x.shape[-1]
+        and max(x.numel(), 1) * rows < 1 << 63
         and dtype in FLOATS
         and x.layout is torch.strided
         and all(w.layout is torch.strided for w in factors)

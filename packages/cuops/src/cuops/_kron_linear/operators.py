@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from .. import _higher_derivatives, reference
 from .._transforms import is_transformed, takes_formula
@@ -173,7 +174,10 @@ def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
-    return [t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors]
+    return [
+        t if t is None or is_lazy(t) or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype)
+        for t in tensors
+    ]
 
 
 def forward_torch(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 SWEEPS = 200  # of the power iteration, which mostly needs a few
+STARTS = 10  # from beside where it ended, of which one mostly shows that nothing is better there
 
 
 def nearest_kronecker(
@@ -30,7 +31,7 @@ def nearest_kronecker(
     exponent = max(int(torch.frexp(entries.abs().max()).exponent) - 1, -1000)
     entries, share = entries * 2.0**-exponent, 2 ** (exponent / n)
     total = torch.linalg.vector_norm(entries).item()
-    vectors = _power_iteration(entries, _leading_vectors(entries)) if n > 2 else _leading_vectors(entries)
+    vectors = _local_optimum(entries) if n > 2 else _leading_vectors(entries)
     scale = _contract(entries, vectors)
     factors = [
         (vector * scale ** (1 / n) * share).reshape(o, i).to(matrix.dtype)
@@ -52,6 +53,20 @@ def _leading_vectors(entries: Tensor) -> list[Tensor]:
     else:
         left = _unit(flat @ torch.linalg.eigh(flat.mT @ flat).eigenvectors[:, -1])
     return [left, *_leading_vectors((left @ flat).reshape(entries.shape[1:]))]
+
+
+def _local_optimum(entries: Tensor) -> list[Tensor]:
+    """By the power iteration, which stays on a saddle where singular values are equal, but leaves it from beside it."""
+    vectors = _power_iteration(entries, _leading_vectors(entries))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STARTS):
+        steps = [torch.randn(len(v), generator=generator, dtype=torch.float64).to(v.device) for v in vectors]
+        beside = [_unit(v + 0.01 * _unit(step)) for v, step in zip(vectors, steps, strict=True)]
+        found = _power_iteration(entries, beside)
+        if _contract(entries, found).abs() <= _contract(entries, vectors).abs() * (1 + 1e-9):
+            break
+        vectors = found
+    return vectors
 
 
 def _power_iteration(entries: Tensor, vectors: list[Tensor]) -> list[Tensor]:

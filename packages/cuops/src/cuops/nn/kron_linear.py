@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,16 +103,13 @@ class KronLinear(torch.nn.Module):
             raise ValueError("linear: expected a weight with values, got one on meta")
         if weight.dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"linear: expected a weight of float64, float32, float16 or bfloat16, got {weight.dtype}")
-        for name, sizes, wanted in (
-            ("in_factors", in_factors, linear.in_features),
-            ("out_factors", out_factors, linear.out_features),
-        ):
-            got = math.prod(_sizes(name, sizes))
-            if got != wanted:
+        sizes = _sizes("in_factors", in_factors), _sizes("out_factors", out_factors)
+        for name, given, wanted in zip(("in_factors", "out_factors"), sizes, reversed(weight.shape), strict=True):
+            if (got := math.prod(given)) != wanted:
                 raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
         if not weight.detach().isfinite().all():
             raise ValueError("linear: expected a finite weight, got one with infinities or NaN")
-        made = in_factors, out_factors, bias is not None
+        made = *sizes, bias is not None
         if cls is KronLinear:  # which so draws nothing
             layer = torch.nn.utils.skip_init(cls, *made, device=weight.device, dtype=weight.dtype)
         else:
@@ -129,9 +126,9 @@ class KronLinear(torch.nn.Module):
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """The sizes as a tuple. Raises where they are not positive integers, or there are none."""
-    if not isinstance(sizes, Iterable):
+    given = tuple(sizes) if _arguments.is_ordered(sizes) else None
+    if given is None or not _arguments.are_integers(given):
         raise TypeError(f"{name}: expected a sequence of integers, got {sizes!r}")
-    given = tuple(int(size) for size in _arguments.sizes(name, sizes))
     if not given or min(given) < 1:
         raise ValueError(f"{name}: expected at least one size, each of at least 1, got {given}")
-    return given
+    return tuple(int(size) for size in given)
