@@ -63,6 +63,11 @@ def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
     assert "DIFFERS" in capsys.readouterr().out
 
 
+def test_check_agrees_in_float16_for_many_factors_of_which_none_is_small(capsys):
+    assert main(["check", "kron", "--dtype", "h", *QUICK, "--", "16", *["1"] * 40]) == 0
+    assert "DIFFERS" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("error", [float("inf"), float("nan")])
 def test_self_tests_have_errors_that_json_has(error):
     assert json.loads(json.dumps(selftest._rounded(error), allow_nan=False)) > selftest.LIMIT
@@ -280,6 +285,12 @@ def test_arrays_that_memory_does_not_hold_are_a_line(command, capsys, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert main([command, "rms_norm", *QUICK, "--", "9999999", "9999999"]) == 1
     assert re.fullmatch(rf"cuops {command}: not enough memory for \d[\d.]* \w+\n", capsys.readouterr().err)
+    monkeypatch.setattr(torch, "randn", torch.empty)  # x has 8 GB, which need not be drawn
+    assert main([command, "kron", *QUICK, "--", "1", "2147483648"]) == 1
+    assert re.fullmatch(
+        rf"cuops {command}: (Storage size calculation overflowed|not enough memory).*\n", capsys.readouterr().err
+    )
+    monkeypatch.undo()
     assert main([command, "rms_norm", *QUICK, "--", "99999999999999999999", "4"]) == 1
     assert "shape: expected sizes of arrays that memory holds" in capsys.readouterr().err
 

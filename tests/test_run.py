@@ -126,6 +126,29 @@ def test_a_weight_of_bfloat16_serves_x_of_any_dtype(tmp_path, monkeypatch, x, to
     np.testing.assert_allclose(np.load(y), reference(x, weight.double().numpy()), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("b", "w.safetensors:b: expected the dtype of x.npy, float32, got bfloat16"),
+        ("d", "w.safetensors:d: expected the dtype of x.npy, float32, got float64"),
+        ("s", "factors[0]: expected a matrix, got shape ()"),
+    ],
+)
+def test_factors_that_do_not_fit_are_named(tmp_path, monkeypatch, capsys, x, name, says):
+    monkeypatch.chdir(tmp_path)
+    tensors = {"b": torch.ones(33, 33, dtype=torch.bfloat16), "d": torch.ones(33, 33, dtype=torch.float64)}
+    save_file(tensors | {"s": torch.ones(())}, "w.safetensors")
+    assert main(["run", "kron", "x.npy", "y.npy", "--factor", f"w.safetensors:{name}"]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_weight_of_bfloat16_that_is_one_number_is_refused_by_its_dimensions(tmp_path, monkeypatch, capsys, x):
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": torch.ones((), dtype=torch.bfloat16)}, "w.safetensors")
+    assert main(["run", "rms_norm", "x.npy", "y.npy", "--weight", "w.safetensors"]) == 1
+    assert "weight: expected an array of 1 dimension, got 0" in capsys.readouterr().err
+
+
 def test_x_of_bfloat16_without_torch_names_what_to_install(tmp_path, monkeypatch, capsys):
     save_file({"x": torch.ones(2, 3, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
     monkeypatch.setattr(operands, "torch", None)

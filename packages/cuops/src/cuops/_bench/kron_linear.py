@@ -59,7 +59,11 @@ def inputs(case: Case, device: str) -> dict[str, torch.Tensor]:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=case.dtype, device=device)
 
-    drawn = {"x": draw(rows, n)} | {f"w{k}": draw(f, f) / f**0.5 for k, f in enumerate(factors, 1)}
+    def factor(size: int) -> torch.Tensor:
+        w = draw(size, size)
+        return w * (size**0.5 / torch.linalg.vector_norm(w, dtype=torch.float64))
+
+    drawn = {"x": draw(rows, n)} | {f"w{k}": factor(size) for k, size in enumerate(factors, 1)}
     if case.kind == "bias":
         drawn["bias"] = draw(n)
     return drawn if case.kind == "forward" else drawn | {"grad": draw(rows, n)}

@@ -55,10 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cuops {options.command}: {error}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):  # PyTorch's words where it runs out of it
+        said = str(error)  # PyTorch's words where it runs out of memory, or nothing has so much
+        if (
+            isinstance(error, RuntimeError)
+            and "memory" not in said
+            and "Storage size calculation overflowed" not in said
+        ):
             raise
-        asked = re.search(r"allocate (\d[\d.]* \w+)", str(error))
-        what = f"not enough memory for {asked[1]}" if asked else str(error).partition("\n")[0]
+        asked = re.search(r"allocate (\d[\d.]* \w+)", said)
+        what = f"not enough memory for {asked[1]}" if asked else said.partition("\n")[0]
         print(f"cuops {options.command}: {what}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -45,7 +45,9 @@ def parameter(given: FileArray, x: FileArray) -> Any:
         return given.values
     if x.dtype == "bfloat16":
         return torch.from_numpy(given.values.copy()).view(torch.bfloat16)
-    return (given.values.astype("uint32") << 16).view("float32")
+    wide = given.values.astype("uint32")
+    wide <<= 16
+    return wide.view("float32")
 
 
 def tensors(value: Any, device: str) -> Any:

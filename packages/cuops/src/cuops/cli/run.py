@@ -39,11 +39,13 @@ class RowOperator:
         function: the public function.
         parameters: arguments that are one array, each a file.
         lists: arguments that are a list of arrays, by the option that is given once for each file.
+        one_dtype: whether all of them have that of x.
     """
 
     function: Callable[..., Any]
     parameters: tuple[str, ...] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
+    one_dtype: bool = False
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -54,7 +56,7 @@ class RowOperator:
 
 OPERATORS: dict[str, RowOperator | ModuleType] = {
     "rms_norm": RowOperator(cuops.rms_norm, parameters=("weight", "bias")),
-    "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}),
+    "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}, one_dtype=True),
     "sample_normal": run_sample_normal,
 }
 
@@ -92,14 +94,21 @@ def main(options: argparse.Namespace) -> int:
     if not isinstance(operator, RowOperator):
         return int(operator.main(options))
     x = operands.read_rows(options.input)
+
+    def parameter(location: str) -> Any:
+        array = read(location)
+        if operator.one_dtype and array.dtype != x.dtype:
+            raise TypeError(f"{location}: expected the dtype of {options.input}, {x.dtype}, got {array.dtype}")
+        return operands.parameter(array, x)
+
     given = {name: location for name in operator.parameters if (location := getattr(options, name)) is not None}
-    keywords = {name: operands.parameter(read(location), x) for name, location in given.items()}
+    keywords = {name: parameter(location) for name, location in given.items()}
     for name, values in keywords.items():
         if values.ndim != 1:  # one for each column of a row
             raise ValueError(f"{name}: expected an array of 1 dimension, got {values.ndim}")
     lists = [location for option in operator.lists for location in getattr(options, option)]
     for option, name in operator.lists.items():
-        keywords[name] = [operands.parameter(read(location), x) for location in getattr(options, option)]
+        keywords[name] = [parameter(location) for location in getattr(options, option)]
     spare(options.output, [*given.values(), *lists])
     keywords |= {name: getattr(options, name) for name in operator.numbers}
     device, where = operands.place(x.dtype)
