@@ -44,7 +44,7 @@ urls.Documentation = "https://cuops.github.io/cuops/"
 urls.Source = "https://github.com/cuops/cuops"
 
 [tool.hatch]
-version = {{ source = "vcs", raw-options = {{ root = "../..", version_scheme = "cuops_build.version:scheme", local_scheme = "no-local-version", scm = {{ git = {{ pre_parse = "fail_on_shallow" }} }} }} }}
+version = {{ source = "vcs", raw-options = {{ root = "../..", version_scheme = "cuops_build.version:scheme", local_scheme = "no-local-version", scm = {{ git = {{ pre_parse = "fail_on_shallow", describe_command = "git describe --exclude=*" }} }} }} }}
 metadata.hooks.custom = {{ path = "build_backend/hatch_build.py", dependencies = ["apache-tvm-ffi>=0.1.9,<0.2"] }}
 build.hooks.custom.path = "build_backend/hatch_build.py"
 build.targets.wheel.bypass-selection = true

@@ -104,7 +104,7 @@ def read(root: Path) -> History:
 
 
 def scheme(version: Any) -> str:
-    """setuptools-scm's version scheme."""
+    """setuptools-scm's version scheme. It has git describe no tag: it would parse those that are no versions, too."""
     return read(Path(version.config.absolute_root)).version
 
 

@@ -244,6 +244,14 @@ def test_two_packages_are_built_with_the_version_of_the_commit(monorepo, tmp_pat
     assert backend == {f"cuops_cu121-{expected}.tar.gz"}
 
 
+@pytest.mark.parametrize("tag", ["h100", "gpu-h100", "v2-draft", "v1.2.x", "v1.0.0+cu121"])
+def test_a_tag_that_is_no_release_changes_nothing_that_is_built(monorepo, tmp_path, tag):
+    monorepo.git("tag", "v1.2.3")
+    monorepo.commit(FIX)
+    monorepo.git("tag", tag)
+    assert built(monorepo.path / "packages/cuops", tmp_path / "out", "--sdist") == {"cuops-1.2.4.dev1.tar.gz"}
+
+
 def test_a_source_distribution_carries_its_version(monorepo, tmp_path):
     monorepo.commit(FEAT)
     (sdist,) = built(monorepo.path / "packages/cuops", tmp_path / "sdist", "--sdist")
