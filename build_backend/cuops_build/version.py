@@ -14,7 +14,7 @@ Release = tuple[int, int, int]
 
 TAG = re.compile(r"v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 HEADER = re.compile(r"(?P<type>breaking changes?|\w+)(?P<scope>\([^()\n]+\))?(?P<breaking>!)?: *\S", re.IGNORECASE)
-BREAKING = re.compile(r"^(BREAKING[ -]CHANGE|Breaking changes?)(: | #)", re.MULTILINE)
+BREAKING = re.compile(r"^(BREAKING[ -]CHANGES?|Breaking changes?)(\([^()\n]+\))?!?(:\s*| #)\S", re.MULTILINE)
 MAJOR, MINOR, PATCH = 0, 1, 2
 SOURCES = ("build_backend", "csrc", "packages")  # what wheels are made from: all that is there goes in
 FIRST: Release = (0, 1, 0)
@@ -29,7 +29,8 @@ def level(message: str) -> int:
     """What a commit with this message changes: MAJOR, MINOR or PATCH."""
     header = HEADER.match(message)
     kind = header["type"].lower() if header else ""
-    if header and (header["breaking"] or kind.startswith("breaking") or BREAKING.search(message, header.end())):
+    marked = header and (header["breaking"] or kind.startswith("breaking"))
+    if marked or BREAKING.search(message.partition("\n")[2]):
         return MAJOR
     return MINOR if kind in ("feat", "feature") else PATCH
 

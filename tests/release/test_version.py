@@ -25,6 +25,11 @@ MESSAGES = {
     "Breaking changes: a": "major", "breaking change: a": "major", "Breaking changes(nn): a": "major",
     "fix: a\n\nBREAKING CHANGE: b": "major", "fix: a\n\nBREAKING-CHANGE: b": "major", "docs: a\n\nBreaking changes: b": "major",
     "fix: a\n\nWhy so.\n\nReviewed-by: Z\nBREAKING CHANGE: b": "major", "fix: a\n\nWhy so.\nBREAKING CHANGE: b\nand more": "major",
+    "fix: a\n\nBREAKING CHANGE:\nb": "major", "fix: a\n\nBREAKING CHANGE:\n\n- b\n- c": "major", "fix: a\n\nBREAKING CHANGE:b": "major",
+    "fix: a\n\nBREAKING CHANGES: b": "major", "fix: a\n\nBREAKING-CHANGES #b": "major", "fix: a\n\nBREAKING CHANGE(nn): b": "major",
+    "fix: a\n\nBREAKING CHANGE(nn)!: b\n\nBREAKING CHANGE: c": "major", "feat(nn): a\n\nBREAKING CHANGE: b\n\nReviewed-by: Z": "major",
+    'Revert "feat: a"\n\nBREAKING CHANGE: b': "major", "Merge branch 'x'\n\nBREAKING CHANGE: b": "major", "no convention\nBREAKING CHANGE: b": "major",
+    "fix: a\n\nThis is no\nBREAKING CHANGE\n: at all": "patch", "fix: a\n\nBREAKING CHANGE:": "patch",
 }  # fmt: skip
 AFTER = {"v1.2.3": {"patch": "1.2.4", "minor": "1.3.0", "major": "2.0.0"}, "v0.4.2": {"patch": "0.4.3", "minor": "0.5.0", "major": "0.5.0"}}  # fmt: skip
 
