@@ -89,18 +89,29 @@ def test_the_changelog_lists_as_breaking_what_the_version_takes_for_it(repositor
         repository.git("reset", "--quiet", "--hard", "v1.0.0")
 
 
-def test_a_merge_alone_has_no_heading_in_the_changelog(repository: Repository):
+@pytest.mark.parametrize(
+    ("message", "lists"),
+    [
+        ("Merge branch 'side'", []),
+        ("feat!: a thing", ["a thing"]),
+        ("Merge 'side'\n\nBREAKING CHANGE: b", ["Merge 'side' (b)"]),
+    ],
+)
+def test_a_merge_is_in_the_changelog_where_its_own_message_is_conventional(repository: Repository, message, lists):
     shutil.copy(ROOT / "cliff.toml", repository.path)
     repository.commit("chore: start")
     repository.git("tag", "v1.0.0")
     repository.git("checkout", "--quiet", "-b", "side")
     repository.commit(FIX)
     repository.git("checkout", "--quiet", "-")
-    repository.git("merge", "--quiet", "--no-ff", "-m", "Merge branch 'side'", "side")
+    repository.git("merge", "--quiet", "--no-ff", "-m", message, "side")
     command = ["git-cliff", "--offline", "--unreleased"]
     changelog = subprocess.run(command, cwd=repository.path, capture_output=True, text=True, check=True).stdout
-    assert "### Fixes" in changelog
-    assert "### Other" not in changelog
+    headings = [line for line in changelog.splitlines() if line.startswith("###")]
+    assert headings == ["### Breaking changes"] * bool(lists) + ["### Fixes"]
+    assert [line for line in changelog.splitlines() if line.startswith("- ")] == [
+        f"- {line}" for line in [*lists, "a fault"]
+    ]
 
 
 @pytest.mark.parametrize("tag", ["v2024.01.05", "v1.2.\u0663", "v01.3.0"])
