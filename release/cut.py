@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cuops_build.version import TAG, VersionError, git, read
+from cuops_build.version import TAG, History, VersionError, git, read
 
 from . import ReleaseError, arguments, output
 
@@ -32,11 +32,9 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     if not history.messages:
         raise ReleaseError("there is nothing to release: this commit is tagged already")
     tag = f"v{version}" if version else "v{}.{}.{}".format(*history.next)
-    match = TAG.fullmatch(tag)
-    if not match or tuple(map(int, match.groups())) < history.next:
-        raise ReleaseError(
-            f"{tag} does not follow from the commits, which lead to v{'.'.join(map(str, history.next))} or higher"
-        )
+    if not TAG.fullmatch(tag):
+        raise ReleaseError(f"--version: expected X.Y.Z, such as 1.0.0, got {version}")
+    expect_to_follow(tag, history)
     if remote:
         expect_default_branch(root, remote)
     here = set(git(root, "tag", "--list").split())
@@ -67,6 +65,14 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     return tag
 
 
+def expect_to_follow(tag: str, history: History) -> None:
+    """A release is as high as its commits ask for, or higher."""
+    if tuple(map(int, tag[1:].split("."))) < history.next:
+        raise ReleaseError(
+            f"{tag} does not follow from the commits, which lead to v{'.'.join(map(str, history.next))} or higher"
+        )
+
+
 def expect_default_branch(root: Path, remote: str) -> None:
     """The branch that is checked out is the one that the remote's users get; an empty remote has none yet."""
     here = git(root, "rev-parse", "--abbrev-ref", "HEAD").strip()
@@ -78,8 +84,10 @@ def expect_default_branch(root: Path, remote: str) -> None:
 
 def check(root: Path, tag: str, branch: str = "origin/main") -> None:
     """A tag that somebody pushed can be released: version, changelog and branch are as `cut` leaves them."""
-    if (version := read(root).version) != tag.removeprefix("v"):
+    version = read(root).version
+    if tag != f"v{version}" or not TAG.fullmatch(tag):
         raise ReleaseError(f"{tag} is not the version of this commit, {version}")
+    expect_to_follow(tag, read(root, before=True))
     changelog = root / CHANGELOG
     notes(changelog.read_text() if changelog.exists() else "", version)
     if git(root, "rev-list", "--count", f"{branch}..{tag}").strip() != "0":

@@ -88,9 +88,10 @@ class History:
         return "{}.{}.{}.dev{}".format(*self.next, len(self.messages))
 
 
-def read(root: Path) -> History:
-    """The history of the commit that is checked out at `root`."""
-    tags = (TAG.fullmatch(name) for name in git(root, "tag", "--merged", "HEAD").split())
+def read(root: Path, before: bool = False) -> History:
+    """The history of the commit that is checked out at `root`; with `before`, as before this commit was tagged."""
+    others = ("--no-contains", "HEAD") if before else ()
+    tags = (TAG.fullmatch(name) for name in git(root, "tag", "--merged", "HEAD", *others).split())
     releases = [(int(tag[1]), int(tag[2]), int(tag[3])) for tag in tags if tag]
     last = max(releases, default=None)
     since = "v{}.{}.{}..HEAD".format(*last) if last else "HEAD"

@@ -62,8 +62,9 @@ def test_version_changelog_and_tag_agree_here_and_at_the_origin(clone):
 def test_a_higher_version_may_be_given_and_a_lower_one_not(clone):
     with pytest.raises(ReleaseError, match=r"v0\.2\.9 does not follow from the commits, which lead to v0\.3\.1"):
         cut.cut(clone, "0.2.9", None)
-    with pytest.raises(ReleaseError, match="does not follow"):
-        cut.cut(clone, "1.0", None)
+    for version in ("1.0", "v1.0.0"):
+        with pytest.raises(ReleaseError, match=f"--version: expected X.Y.Z, such as 1.0.0, got {version}"):
+            cut.cut(clone, version, None)
     assert cut.cut(clone, "1.0.0", None) == "v1.0.0"
 
 
@@ -163,6 +164,18 @@ def test_a_tag_that_was_pushed_is_checked_before_it_is_built(clone):
     git(clone, "tag", "-a", "v0.3.3", "-m", "by hand")
     with pytest.raises(ReleaseError, match=r"v0\.3\.3 has commits that origin/main has not"):
         cut.check(clone, "v0.3.3")
+
+
+def test_a_tag_lower_than_the_commits_ask_for_cannot_be_released(clone):
+    (clone / "CHANGELOG.md").write_text("## 0.3.1 - today\n\n## 0.4.0 - today\n")
+    git(clone, "add", ".")
+    git(clone, "commit", "--quiet", "-m", "feat!: another argument")
+    git(clone, "push", "--quiet", "origin", "main")
+    git(clone, "tag", "v0.3.1")
+    with pytest.raises(ReleaseError, match=r"v0\.3\.1 does not follow from the commits, which lead to v0\.4\.0"):
+        cut.check(clone, "v0.3.1")
+    git(clone, "tag", "v0.4.0")
+    cut.check(clone, "v0.4.0")
 
 
 def test_a_release_on_github_is_made_once_and_then_mended(tmp_path, monkeypatch):
