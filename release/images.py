@@ -76,11 +76,11 @@ class Engine:
         """Builds an image whose files and history carry the time `epoch`, as far as the engine can."""
         options = [f"--build-arg={name}={value}" for name, value in values.items()]
         options += [f"--label={name}={value}" for name, value in labels.items()]
-        common = (*options, "-f", str(file), "-t", tag, str(context))
+        common = ("--network=host", *options, "-f", str(file), "-t", tag, str(context))  # an index may be on loopback
         if self.name == "docker":  # which cannot set the times of files
             self.run("buildx", "build", "--load", f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *common)
         else:
-            self.run("build", f"--timestamp={epoch}", "--network=host", *common)
+            self.run("build", f"--timestamp={epoch}", *common)
 
     def inside(self, tag: str, *command: str) -> str:
         """What a command prints inside an image."""

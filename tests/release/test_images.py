@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from release import ReleaseError, images
+from release import ReleaseError, arguments, images
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,13 @@ def test_latest_never_goes_back_to_an_older_release(version, expected):
 def test_a_registry_has_no_scheme():
     with pytest.raises(ReleaseError, match=r"--registry: expected HOST:PORT .* got https://ghcr\.io"):
         images.check_registry("https://ghcr.io")
+
+
+@pytest.mark.parametrize("name", arguments.ENGINES)
+def test_a_build_reaches_an_index_on_loopback(name, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(images, "works", lambda engine: True)
+    monkeypatch.setattr(images.Engine, "_overlays", lambda engine: True)
+    monkeypatch.setattr(images.Engine, "run", lambda engine, *words: said.extend(words))
+    images.Engine(name).build(tmp_path / "Dockerfile", tmp_path, "cuops:test", {}, {}, "0")
+    assert "--network=host" in said
