@@ -23,8 +23,6 @@ def published(simple: str, names: set[str]) -> dict[str, str | None]:
                 page = index.get_project_page(name, timeout=30)
             except NoSuchProjectError:
                 continue
-            except requests.RequestException as error:
-                raise ReleaseError(f"the index does not answer, so nothing is published: {error}") from error
             files.update({package.filename: package.digests.get("sha256") for package in page.packages})
     return files
 
@@ -45,7 +43,10 @@ def publish(
     if Version(release[0].version).is_prerelease:
         raise ReleaseError(f"{release[0].version} is no release: tag the commit, and build its wheels")
     twine("check", "--strict", *(str(wheel.path) for wheel in release))
-    there = published(simple, {wheel.name for wheel in release})
+    try:
+        there = published(simple, {wheel.name for wheel in release})
+    except requests.RequestException as error:
+        raise ReleaseError(f"the index does not answer, so nothing is published: {error}") from error
     for wheel in release:
         if there.get(wheel.path.name, wheel.sha256) != wheel.sha256:
             raise ReleaseError(
@@ -83,12 +84,18 @@ def await_all(folder: Path, simple: str, rows: list[str] | None = None, seconds:
     release = wheels.read_set(folder, rows)
     deadline = time.monotonic() + seconds
     while True:
-        there = published(simple, {wheel.name for wheel in release})
+        reason = ""
+        try:
+            there = published(simple, {wheel.name for wheel in release})
+        except requests.RequestException as error:
+            there, reason = {}, f": {error}"
         wrong = [wheel.path.name for wheel in release if there.get(wheel.path.name) != wheel.sha256]
         if not wrong:
             return
         if time.monotonic() > deadline:
-            raise ReleaseError(f"the index does not show {', '.join(wrong)} as uploaded")
+            raise ReleaseError(
+                f"all is uploaded, but the index does not show {', '.join(wrong)} with these bytes{reason}"
+            )
         time.sleep(2)
 
 

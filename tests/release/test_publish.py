@@ -61,6 +61,19 @@ def test_an_index_of_ones_own_needs_its_pages(release, url, monkeypatch):
     assert there(url) == set()
 
 
+def test_an_index_that_does_not_answer_after_the_uploads_is_asked_again(release, url, monkeypatch):
+    folder = release("1.0.0")
+    run(folder, url)
+    down = [f"http://127.0.0.1:{servers.free_port()}/simple/"] * 2
+    ask = publish.published
+    monkeypatch.setattr(publish.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(publish, "published", lambda simple, names: ask(down.pop() if down else simple, names))
+    publish.await_all(folder, f"{url}/simple/", list(ROWS))
+    down += [f"http://127.0.0.1:{servers.free_port()}/simple/"]
+    with pytest.raises(ReleaseError, match=r"all is uploaded, but the index does not show cuops-1\.0\.0-py3-.*refused"):
+        publish.await_all(folder, f"{url}/simple/", list(ROWS), seconds=0)
+
+
 @pytest.mark.parametrize("uploads", [0, 1, 2])
 def test_a_rerun_finishes_what_broke_in_the_middle(release, url, uploads):
     folder = release("1.0.0")
