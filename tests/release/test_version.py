@@ -194,6 +194,16 @@ def test_a_change_that_is_not_committed_is_no_release(repository: Repository):
     assert version.read(repository.path).version == "1.2.4.dev0"
 
 
+def test_what_a_build_leaves_in_a_package_is_no_change(repository: Repository):
+    shutil.copy(ROOT / ".gitignore", repository.path)
+    repository.git("add", ".")
+    repository.commit("chore: start")
+    repository.git("tag", "v1.2.3")
+    (repository.path / "packages/cuops/dist").mkdir(parents=True)
+    (repository.path / "packages/cuops/dist/cuops-1.2.3.tar.gz").write_text("")
+    assert version.read(repository.path).version == "1.2.3"
+
+
 def test_tags_that_are_no_releases_are_passed_over(repository: Repository):
     repository.commit("chore: start")
     for tag in ("v1.0.0rc1", "nightly-20261120", "v2", "1.0.0", "v1.0"):
