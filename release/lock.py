@@ -44,7 +44,7 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def stale() -> list[str]:
-    """Prints what should be pinned and is not, or at a version that does not fit; returns the files."""
+    """Prints what is not pinned as it should be, or is pinned for nothing; returns the files."""
     found = []
     for name, wanted in inputs().items():
         path = FOLDER / f"{name}.txt"
@@ -53,12 +53,18 @@ def stale() -> list[str]:
             if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier:
                 print(f"requirements/{name}.txt does not have {requirement}: nox -s lock -- {name}")
                 found.append(name)
+    for path in sorted(FOLDER.glob("*.txt")):
+        if path.stem not in inputs():
+            print(f"nothing asks for requirements/{path.name}: to be deleted by hand")
+            found.append(path.stem)
     return list(dict.fromkeys(found))
 
 
 def main(names: list[str]) -> None:
     """Resolves and writes the files named, or all; what is pinned already stays as long as it fits."""
     wanted = inputs()
+    if unknown := [name for name in names if name not in wanted]:
+        sys.exit(f"lock: there is no {', '.join(unknown)}; there are {', '.join(wanted)}")
     FOLDER.mkdir(exist_ok=True)
     for name in names or wanted:
         with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +97,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
         sys.exit(1 if stale() else 0)
     elif sys.argv[1:] == ["--toolchains"]:  # which are the same for every Python
-        for toolchain in [name for name in stale() if name.startswith("cuops-")]:
+        for toolchain in [name for name in stale() if name.startswith("cuops-") and name in inputs()]:
             main([toolchain])
     else:
         main(sys.argv[1:])

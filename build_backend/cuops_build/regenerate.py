@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -140,13 +141,17 @@ def main(check: bool) -> int:
         if not check:
             (ROOT / path).unlink(missing_ok=True)
             (ROOT / path).symlink_to(target)
-    folders = {Path("packages") / c.distribution for c in rows.values()} | {Path("packages/cuops")}
-    for folder in {p.relative_to(ROOT) for p in (ROOT / "packages").iterdir() if p.is_dir()} - folders:
-        stale += 1
-        print(f"not in cuda.toml, to be deleted by hand: {folder}")
+    expected = {"cuops", *(c.distribution for c in rows.values())}
+    folders = (path for path in (ROOT / "packages").iterdir() if path.is_dir())
+    for path in sorted((*folders, *(ROOT / "requirements").glob("cuops-*.txt"))):
+        if path.stem not in expected:
+            stale += 1
+            print(f"not in cuda.toml, to be deleted by hand: {path.relative_to(ROOT)}")
     return stale
 
 
 if __name__ == "__main__":
-    check = "--check" in sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="nox -s regenerate --", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
     sys.exit(1 if main(check) and check else 0)

@@ -1,0 +1,68 @@
+"""What sessions say before they begin, where they cannot do what they are asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cuops_build.version import git
+
+from release import lock
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The sessions and what they read, without wheels."""
+    for name in ("noxfile.py", "wheelhouse.py", "release", "build_backend", "packages", "requirements", "docs/cuda-versions.md", "cuda.toml", "pyproject.toml", "LICENSE"):  # fmt: skip
+        source, target = ROOT / name, tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)
+    return tmp_path
+
+
+def nox(tree: Path, session: str, *words: str) -> tuple[int, str]:
+    """How a session ends, and what it says; it has what is installed here."""
+    command = [sys.executable, "-m", "nox", "--no-venv", "--no-install", "-f", tree / "noxfile.py", "-s", session]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [*command, "--", *words], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("session", "words", "message"),
+    [
+        ("regenerate", ["--chek"], "unrecognized arguments: --chek"),
+    ],
+)
+def test_what_cannot_be_done_is_said(tree, session, words, message):
+    (tree / "packages/cuops/LICENSE").write_text("other")
+    git(tree, "init", "--quiet")
+    code, said = nox(tree, session, *words)
+    assert code
+    assert message in said
+    assert "Traceback" not in said
+    assert (tree / "packages/cuops/LICENSE").read_text() == "other"
+
+
+def test_pins_that_nothing_asks_for_are_stale(tree, monkeypatch, capsys):
+    assert nox(tree, "regenerate", "--check")[0] == 0
+    (tree / "requirements/cuops-cu999.txt").write_text("")
+    code, said = nox(tree, "regenerate", "--check")
+    assert code
+    assert "not in cuda.toml, to be deleted by hand: requirements/cuops-cu999.txt" in said
+    monkeypatch.setattr(lock, "FOLDER", tree / "requirements")
+    assert lock.stale() == ["cuops-cu999"]
+    assert "requirements/cuops-cu999.txt" in capsys.readouterr().out
+
+
+def test_only_pins_that_there_are_can_be_locked():
+    with pytest.raises(SystemExit, match="there is no nosuch; there are nox, build"):
+        lock.main(["nosuch"])
