@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
 
 CUDA = nox.project.load_toml("cuda.toml")
 TOOLCHAINS = Path(".cache/toolchains")
@@ -68,6 +70,17 @@ def build_in_manylinux(session: nox.Session, rows: list[str], folder: Path, mach
             environment = {"CUOPS_BUILD_MACHINE": machine}
             session.run(*command, "--output-dir", str(folder), f"packages/cuops-{row}", env=environment)
     return sealed(folder)
+
+
+def found(session: nox.Session, folder: Path) -> list[Path]:
+    """The wheels in a folder; ends the session where there are none."""
+    return sorted(folder.glob("*.whl")) or session.error(f"{folder}/ has no wheels: run nox -s wheels first")
+
+
+def for_this_machine(wheels: list[Path]) -> list[Path]:
+    """Those that can be installed here."""
+    supported = frozenset(sys_tags())
+    return [wheel for wheel in wheels if supported & parse_wheel_filename(wheel.name)[-1]]
 
 
 def sealed(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 from cuops_build.version import git
 
-from release import lock
+import wheelhouse
+from release import arguments, lock
 
 ROOT = Path(__file__).parents[2]
+OTHER = next(machine for machine in arguments.MACHINES if machine != platform.machine())
 
 
 @pytest.fixture
@@ -39,7 +42,10 @@ def nox(tree: Path, session: str, *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("session", "words", "message"),
     [
+        ("wheels", ["--built"], "dist/ has no wheels: run nox -s wheels first"),
+        ("nightly", ["--machine", OTHER], f"{platform.machine()} has to be among them"),
         ("regenerate", ["--chek"], "unrecognized arguments: --chek"),
+        ("commits", ["nosuch..HEAD"], "nosuch..HEAD"),
     ],
 )
 def test_what_cannot_be_done_is_said(tree, session, words, message):
@@ -50,6 +56,14 @@ def test_what_cannot_be_done_is_said(tree, session, words, message):
     assert message in said
     assert "Traceback" not in said
     assert (tree / "packages/cuops/LICENSE").read_text() == "other"
+
+
+def test_no_commits_are_conventional(tree):
+    git(tree, "init", "--quiet")
+    git(tree, "-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "--allow-empty", "-m", "no convention")
+    assert nox(tree, "commits", "HEAD..HEAD")[0] == 0
+    git(tree, "-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "--allow-empty", "-m", "none, too")
+    assert nox(tree, "commits", "HEAD~..HEAD")[0] == 1
 
 
 def test_pins_that_nothing_asks_for_are_stale(tree, monkeypatch, capsys):
@@ -66,3 +80,9 @@ def test_pins_that_nothing_asks_for_are_stale(tree, monkeypatch, capsys):
 def test_only_pins_that_there_are_can_be_locked():
     with pytest.raises(SystemExit, match="there is no nosuch; there are nox, build"):
         lock.main(["nosuch"])
+
+
+def test_wheels_for_another_machine_are_not_installed():
+    names = ("py3-none-any", *(f"py3-none-manylinux_2_17_{machine}" for machine in (platform.machine(), OTHER)))
+    wheels = [Path(f"dist/cuops-1.0.0-{tags}.whl") for tags in names]
+    assert wheelhouse.for_this_machine(wheels) == wheels[:2]
