@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import subprocess
+from importlib import metadata
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_a_run_leaves_a_table_json_and_a_plot(tmp_path, capsys, monkeypatch):
         "dtypes": None,
     }
     assert asked.items() <= written["provenance"].items()
-    assert written["provenance"]["versions"]["torch"] == torch.__version__
+    assert written["provenance"]["versions"]["torch"] == metadata.version("torch")
     assert list(written["sections"]) == [
         name for name in rms_norm_benchmark.SECTIONS if name not in benchmarks.ON_REQUEST
     ]
