@@ -99,7 +99,9 @@ def test_no_backend_names_the_newest_package_for_driver_and_gpus(machine, capsys
 
 def test_a_forced_backend_that_is_missing(machine, capsys):
     machine.setenv("CUOPS_BACKEND", "cu118")
-    assert problem(examine(capsys), 11)["command"] == "pip install cuops-cu118"
+    for core, more in (("1.2.3", ""), ("1.2.4.dev5", " --extra-index-url https://cuops.github.io/cuops/simple")):
+        machine.setattr("importlib.metadata.version", lambda name, core=core: core)
+        assert problem(examine(capsys), 11)["command"] == f"pip install cuops-cu118=={core}{more}"
 
 
 def test_a_forced_backend_is_the_choice(machine, capsys):

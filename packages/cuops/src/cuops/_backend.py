@@ -18,6 +18,7 @@ from . import _driver, errors
 from ._known_backends import CODE, LEAST_DRIVER
 
 LEAST_FFI = "0.1.9"  # as the backends' requirements have it
+NIGHTLIES = "https://cuops.github.io/cuops/simple"  # an index, of versions with .dev
 MEND_FFI = f"pip install --force-reinstall 'apache-tvm-ffi>={LEAST_FFI},<0.2'"
 
 
@@ -139,11 +140,19 @@ def _forced(name: str, backends: list[Backend]) -> list[Backend]:
         return found
     if name not in LEAST_DRIVER:
         raise errors.ForcedBackendNotFoundError(
-            f"CUOPS_BACKEND is {name!r}; there are {', '.join(LEAST_DRIVER)}", "unset CUOPS_BACKEND"
+            f"CUOPS_BACKEND is {name!r}; expected one of {', '.join(LEAST_DRIVER)}", "unset CUOPS_BACKEND"
         )
     raise errors.ForcedBackendNotFoundError(
-        f"CUOPS_BACKEND is {name!r}, and cuops-{name} is not installed", f"pip install cuops-{name}"
+        f"CUOPS_BACKEND is {name!r}, and cuops-{name} is not installed", f"pip install {_of_this_version(name)}"
     )
+
+
+def _of_this_version(name: str) -> str:
+    """What pip installs a backend of the core's version by, which leaves the core and other backends as they are."""
+    from importlib import metadata
+
+    core = metadata.version("cuops")
+    return f"cuops-{name}=={core}" + (f" --extra-index-url {NIGHTLIES}" if ".dev" in core else "")
 
 
 def check_version(backend: Backend) -> None:
@@ -159,7 +168,7 @@ def check_version(backend: Backend) -> None:
     if backend.version != core:
         raise errors.VersionMismatchError(
             f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",
-            f"pip install --force-reinstall --no-deps cuops-{backend.name}=={core}",
+            f"pip install --force-reinstall --no-deps {_of_this_version(backend.name)}",
         )
 
 
