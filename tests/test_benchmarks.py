@@ -237,6 +237,7 @@ def test_sections_on_request_leave_the_standard_file_alone(tmp_path, capsys):
 )
 def test_mistakes_are_a_line_before_anything_is_measured(arguments, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as stopped:
         benchmarks.main(arguments.format(file=tmp_path / "file").split())

@@ -122,8 +122,17 @@ def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert main(["check", "rms_norm", "--device", "cuda", "8", "8"]) == 1
     assert capsys.readouterr().err.startswith("cuops check: --device cuda: PyTorch sees no GPU\nTo mend it, run: ")
+
+
+def test_a_pytorch_that_is_built_for_cpus_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert main(["check", "rms_norm", "--device", "cuda", "8", "8"]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"cuops check: --device cuda: PyTorch {torch.__version__} is built for CPUs"
+    )
 
 
 def test_the_short_name_and_the_long_one_are_one_operator(capsys):

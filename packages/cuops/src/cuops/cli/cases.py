@@ -76,6 +76,10 @@ def checked(shape: list[int]) -> list[int]:
 
 def device(name: str | None) -> str:
     """The device of that name, cuda where there is a GPU if none is named; raises where it is not there."""
+    if name == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        raise ValueError(
+            f"--device cuda: PyTorch {torch.__version__} is built for CPUs; https://pytorch.org has other builds"
+        )
     if name == "cuda" and not torch.cuda.is_available():
         raise DriverNotFoundError("--device cuda: PyTorch sees no GPU")
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
