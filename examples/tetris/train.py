@@ -37,9 +37,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--weights", type=Path, help="play with the weights of this file instead of learning some")
     parser.add_argument("--output", type=Path, default=Path("tetris"), help="a folder for weights, plot and picture")
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("PyTorch sees no CUDA GPU, which the games need")
-    return parser.parse_args()
+    return options
 
 
 def fresh_games(weights: torch.Tensor, options: argparse.Namespace, games: int) -> torch.Tensor:
