@@ -8,6 +8,10 @@ import torch
 from torch.autograd import forward_ad
 
 BOUNDS = [{}, {"low": -1.0}]
+# Its tracer takes the integers of a draw for NumPy's, ends there, and cannot go on within a transform.
+NOT_BY_2_7 = pytest.mark.xfail(
+    torch.__version__.startswith("2.7."), reason="PyTorch 2.7", raises=RuntimeError, strict=True
+)
 
 
 def samples(mu, bounds):
@@ -15,7 +19,7 @@ def samples(mu, bounds):
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=["unbounded", "bounded"])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=NOT_BY_2_7), "inductor"])
 def test_compiled_transforms_are_those_of_eager_calls(bounds, backend, device):
     torch.compiler.reset()
     mu = torch.tensor([0.1, -2.0, 3.0], device=device)
