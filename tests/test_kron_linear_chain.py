@@ -53,6 +53,14 @@ def test_groups_of_factors_make_the_product_however_they_are_computed(sample, mo
             check(_fused.fused_chain(x, factors, bias), x, factors, bias)
 
 
+@pytest.mark.parametrize("sizes", [[(37, 38), (10, 1), (5, 5), (1, 8)], [(16, 4), (14, 12), (5, 13), (16, 1)]], ids=str)
+def test_a_plan_of_gemms_alone_begins_with_the_last_factor(sizes, monkeypatch):
+    x, factors, bias = arguments(((20,), sizes), torch.float64)
+    monkeypatch.setattr(_fused, "plan_of", lambda *_: [(first, 1, False) for first in reversed(range(len(sizes)))])
+    for run in (_fused.apply, lambda x, factors, _, bias: _fused.fused_chain(x, factors, bias)):
+        check(run(x, factors, 1, bias), x, factors, bias)
+
+
 def gradient_alone(g, x, w):
     return (None, sum_of_products(g, x)) if w is None else None
 

@@ -129,6 +129,33 @@ def test_twenty_runs_give_the_same_bits(dtype, device):
     assert_repeatable(run)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "rows", "sizes"),
+    [
+        (torch.float32, 1000, [(37, 38), (10, 1), (5, 5), (1, 8)]),
+        (torch.float16, 1000, [(64, 64), (8, 1), (3, 7), (1, 11)]),
+        (torch.float16, 1000, [(38, 1), (32, 34), (7, 1), (13, 1)]),
+        (torch.bfloat16, 100_000, [(15, 2), (1, 13), (16, 1)]),
+        (torch.float64, 1000, [(16, 4), (14, 12), (5, 13), (16, 1)]),
+        (torch.float64, 2, [(73, 57), (8, 2), (4, 4), (8, 8), (2, 8), (2, 12)]),
+        (torch.float64, 1000, [(33, 68), (12, 1), (2, 9)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["eager", "operator"])
+def test_gradients_of_chains_that_shrink_and_grow_agree_with_the_definition(way, dtype, rows, sizes):
+    x = kron_samples.random((rows, kron_samples.columns_of(sizes)), dtype).requires_grad_()
+    factors = [w.requires_grad_() for w in kron_samples.factors_of(sizes, dtype)]
+    run = cuops.kron_linear if way == "eager" else torch.ops.cuops.kron_linear_fwd
+    y = run(x, factors, None)
+    dy = kron_samples.random(y.shape, dtype, seed=20) / 8
+    got = torch.autograd.grad(y, [x, *factors], dy)
+    limit = max(16 * torch.finfo(dtype).eps, 1e-13 * rows**0.5)  # the definition rounds as float64 does
+    for one, exact in zip(got, exact_gradients(dy, x, factors), strict=False):
+        assert kron_samples.distance(one.cpu().reshape(1, -1), exact.reshape(1, -1)) <= limit
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_training_has_the_loss_curve_of_the_whole_matrix(dtype, device):
     def losses(apply):

@@ -107,6 +107,8 @@ def apply(
     last, groups = x.shape[-1], plan_of(x, factors, inner)
     if len(groups) == 1 and groups[0][2]:
         return launch(x, factors, inner, bias)
+    if len(factors) > 1 and are_gemms(groups):  # in the other order
+        return chain_of_matmuls(x, factors, bias)
     held, rest = [x.reshape(x.numel() // last, last)], last
     for first, count, is_fused in groups:
         group = factors[first : first + count]
