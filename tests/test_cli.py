@@ -63,9 +63,8 @@ def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
     assert "DIFFERS" in capsys.readouterr().out
 
 
-def test_check_agrees_in_float16_for_many_factors_of_which_none_is_small(capsys):
+def test_check_finds_cuops_right_in_float16_for_many_factors_of_which_none_is_small():
     assert main(["check", "kron", "--dtype", "h", *QUICK, "--", "16", *["1"] * 40]) == 0
-    assert "DIFFERS" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [float("inf"), float("nan")])
