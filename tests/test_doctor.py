@@ -5,6 +5,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,17 @@ def test_a_forced_backend_that_is_missing(machine, capsys):
     for core, more in (("1.2.3", ""), ("1.2.4.dev5", " --extra-index-url https://cuops.github.io/cuops/simple")):
         machine.setattr("importlib.metadata.version", lambda name, core=core: core)
         assert problem(examine(capsys), 11)["command"] == f"pip install cuops-cu118=={core}{more}"
+
+
+def test_a_forced_backend_that_is_missing_beside_a_core_that_is_not_installed(machine):
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    machine.setattr(_backend, "installed", list)
+    machine.setenv("CUOPS_BACKEND", "cu118")
+    machine.setattr("importlib.metadata.version", version)
+    with pytest.raises(errors.ForcedBackendNotFoundError, match="cuops-cu118 is not installed"):
+        _backend.choose()
 
 
 def test_a_forced_backend_is_the_choice(machine, capsys):

@@ -151,7 +151,10 @@ def _of_this_version(name: str) -> str:
     """What pip installs a backend of the core's version by, which leaves the core and other backends as they are."""
     from importlib import metadata
 
-    core = metadata.version("cuops")
+    try:
+        core = metadata.version("cuops")
+    except metadata.PackageNotFoundError:  # the core is not installed, but imported from its sources
+        return f"cuops-{name}"
     return f"cuops-{name}=={core}" + (f" --extra-index-url {NIGHTLIES}" if ".dev" in core else "")
 
 
