@@ -34,10 +34,17 @@ def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
         and max(x.numel(), 1) * rows < 1 << 63
         and dtype in FLOATS
         and x.layout is torch.strided
+        and not x.is_neg()
         and all(w.layout is torch.strided for w in factors)
         and (
             bias is None
-            or (type(bias) in PLAIN and bias.dtype is dtype and bias.device == device and bias.shape == (rows,))
+            or (
+                type(bias) in PLAIN
+                and bias.dtype is dtype
+                and bias.device == device
+                and bias.shape == (rows,)
+                and not bias.is_neg()
+            )
         )
         and not _is_autocast_enabled("cuda")
         and _modes() == 0
@@ -72,7 +79,7 @@ class _Direct(torch.autograd.Function):
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
         if x is None:
             x = of_sizes(dy, ctx.sizes)
-        arguments = dy, x, factors, needs_x, needs_factors, needs_bias
+        arguments = dy.resolve_neg(), x, factors, needs_x, needs_factors, needs_bias
         if takes_formula(dy):
             dx, dfactors, dbias = _bwd_plain(*arguments)
         elif torch.is_grad_enabled() or _is_compiling():

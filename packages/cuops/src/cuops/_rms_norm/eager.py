@@ -30,9 +30,10 @@ def is_direct(x: Any, residual: Any, weight: Any, bias: Any) -> bool:
         type(x) in PLAIN
         and not _is_compiling()
         and x.is_cuda
-        and (weight is None or type(weight) in PLAIN)
-        and (residual is None or type(residual) in PLAIN)
-        and (bias is None or type(bias) in PLAIN)
+        and not x.is_neg()
+        and (weight is None or (type(weight) in PLAIN and not weight.is_neg()))
+        and (residual is None or (type(residual) in PLAIN and not residual.is_neg()))
+        and (bias is None or (type(bias) in PLAIN and not bias.is_neg()))
         and _modes() == 0
         and _peek() is None
         and forward_ad._current_level < 0
@@ -102,6 +103,7 @@ class _Direct(torch.autograd.Function):
         _, _, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
         if dy is None:
             return *summands(dh, ctx.dtypes, ctx.needs_input_grad), None, None, None, None
+        dy, dh = dy.resolve_neg(), None if dh is None else dh.resolve_neg()
         bias_dtype, eps, weight_offset = ctx.constants
         watched = torch.is_grad_enabled() or _is_compiling()
         arguments = dy, dh, h, weight, bias_dtype if wants_bias else None, wants_weight, eps, weight_offset

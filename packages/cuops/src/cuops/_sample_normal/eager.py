@@ -43,12 +43,13 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
     """The samples by the shortest way, without PyTorch's dispatcher, or None where a call needs more than that."""
     if (
         type(mu) not in PLAIN
+        or _is_compiling()
         or not mu.is_cuda
+        or mu.is_neg()
         or type(num_samples) is not int
         or num_samples <= 0
         or type(start) is not int
         or not 0 <= start < 1 << 43
-        or _is_compiling()
         or _modes()
         or _tracing_state() is not None
         or _peek() is not None
@@ -57,7 +58,7 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         return None
     shape, value = mu.shape, 0.0
     if type(sigma) in PLAIN:
-        if sigma.shape != shape or (_is_grad_enabled() and (mu.requires_grad or sigma.requires_grad)):
+        if sigma.shape != shape or sigma.is_neg() or (_is_grad_enabled() and (mu.requires_grad or sigma.requires_grad)):
             return None
     elif type(sigma) is float and 0 <= sigma < math.inf and not (_is_grad_enabled() and mu.requires_grad):
         sigma, value = None, sigma

@@ -75,7 +75,7 @@ def _readable(a: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         return a
     if a.numel() > 1 and not any(stride for size, stride in zip(a.shape, a.stride(), strict=True) if size > 1):
         a = a.as_strided((1,), (1,))
-    return a.to(dtype).contiguous()
+    return a.to(dtype).contiguous().resolve_neg()
 
 
 def _fwd_cuda(mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic, dtype):  # type: ignore[no-untyped-def]
@@ -184,7 +184,7 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
     state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed, traced)
-    is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not _is_compiling()
+    is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not (_is_compiling() or out.is_neg())
     if is_in_place and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         torch.autograd.graph.increment_version(out)

@@ -198,7 +198,7 @@ def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
         if value.layout is not torch.strided:
             raise TypeError(f"scores: expected a dense tensor, got layout {value.layout}")
         value = value.detach() if value.is_floating_point() else value.double()
-        return (value if value.dtype in _arguments.TORCH_DTYPES else value.float()).contiguous()
+        return (value if value.dtype in _arguments.TORCH_DTYPES else value.float()).contiguous().resolve_neg()
     _arguments.plain("scores", value)
     if value.dtype.name == "bfloat16":  # of ml_dtypes
         return value.astype("float32")
