@@ -200,6 +200,13 @@ def test_the_plan_that_docs_show_is_printed_for_the_gpu_that_they_name(installat
     assert printed.split() == shown.split()
 
 
+def test_distributions_of_few_samples_are_drawn_together(installation: Installation, driver: Path, tmp_path: Path):
+    code = "import cuops, numpy; cuops.sample_normal(numpy.zeros((20_000, 3)), numpy.ones((20_000, 3)), 2)"
+    installation.output(code, LIBRARIES=driver, STAND_IN_LOG=tmp_path / "log")
+    launches = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("launch")]
+    assert 0 < len(launches) <= 3 * 12  # of each of a few chunks the first distribution, whole ones, the last
+
+
 KRON_SIZES = [
     [(128, 128)] * 2, [(127, 127)] * 2, [(96, 96)] * 2, [(64, 64)] * 2, [(65, 63)] * 2, [(33, 40)] * 2, [(17, 96), (128, 4)],
     [(32, 32)] * 3, [(31, 30)] * 3, [(20, 24)] * 3, [(16, 16)] * 4, [(8, 8)] * 5, [(2, 2)] * 12, [(5, 7)] * 4, [(3, 3)] * 8,
@@ -244,6 +251,13 @@ def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
                 partial = on_cuda((scratch,), sums(dtype))
                 library.kron_linear_fibers_bwd(dw[part], dx, partial, dy, x, w[part], after)
 
+        def merged(w, dw):
+            halves = (w[:len(w) // 2], w[len(w) // 2:]) if len(w) > 1 else (w,)
+            products = [on_cuda([prod(t.shape[k] for t in half) for k in (0, 1)], str(w[0].dtype)) for half in halves]
+            if max(size for product in products for size in product.shape) <= 1 << 15:
+                library.kron_linear_merge(products, None, w, len(halves[0]))
+                library.kron_linear_unmerge(dw, products, None, w, len(halves[0]))
+
         def gradients_of_one(number, dtype, rows, size, inner, w, dw):
             o, i = size
             dx, x, dy = (on_cuda((rows, k, inner), dtype) for k in (i, i, o))
@@ -266,6 +280,7 @@ def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
             elements = prod(flat(sizes))
             for number, dtype in enumerate(("float64", "float32", "float16")):
                 w, dw = ([on_cuda(pair, dtype) for pair in sizes] for _ in range(2))
+                merged(w, dw)
                 for rows in (1, 40, 2000 if elements <= 1 << 24 else 100):
                     forward(number, dtype, rows, sizes, w, False)
                     forward(number, dtype, rows, sizes, w, dtype == "float32")

@@ -12,7 +12,8 @@ import torch
 from cuops import reference
 from cuops._kron_linear import fused as _fused
 from cuops._kron_linear import gemm
-from cuops._kron_linear.gemm import back_through_chain, chain_of_matmuls, chain_of_matmuls_backward, product_of
+from cuops._kron_linear.gemm import back_through_chain, chain_of_matmuls, chain_of_matmuls_backward
+from cuops._kron_linear.merge import product_of
 from cuops._kron_linear.sums import sum_of_products
 from kron_samples import EMPTY, LARGE, SAMPLES, Largest, OneLaunch, arguments, check, close, exact_gradients, make
 from torch.utils.flop_counter import FlopCounterMode

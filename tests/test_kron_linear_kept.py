@@ -10,7 +10,7 @@ import torch
 from cuops import reference
 from cuops._kron_linear import bwd, cuts, fused, gemm
 from cuops._kron_linear import kept as keeping
-from cuops._kron_linear.gemm import product_of
+from cuops._kron_linear.merge import product_of
 from cuops._kron_linear.squares_bwd import Two
 from cuops._kron_linear.sums import sum_of_products
 from kron_samples import OneLaunch, check, close, exact_gradients, make

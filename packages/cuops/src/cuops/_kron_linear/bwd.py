@@ -13,10 +13,11 @@ from .cuts import NARROW, cut_of, merged, others_come_first
 from .factor_bwd import by_kernel, factor_gradient, in_chain, takes_both_of_first
 from .fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
 from .fused import apply, fused_chain, in_place
-from .gemm import Held, back_through_chain, product_of, turns
+from .gemm import Held, back_through_chain, turns
+from .merge import product_of, unmerge
 from .product_bwd import backward_of_products, time_of_products
 from .slices_bwd import backward_of_slices, time_of_slices
-from .squares_bwd import backward_of_squares, time_of_squares, two_of_a_size, unmerge
+from .squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
 
 Results: TypeAlias = "tuple[Tensor | None, list[Tensor | None]]"  # for x and the factors
 # Of what holds y's gradient, x, the factors, whether x's gradient is needed, and which of the factors'.
@@ -116,12 +117,12 @@ def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
     squares = two_of_a_size(x, factors)
     by_products, by_slices = time_of_products(x, factors), time_of_slices(x, factors)
     groups = [] if len(factors) == 1 and by_products < math.inf else groups_of_fibers(x, factors)
-    otherwise = time_of_fibers(groups) if groups else time_of_squares(x, squares)
-    if by_slices < min(by_products, otherwise):
+    by_fibers, by_squares = time_of_fibers(groups), time_of_squares(x, factors, squares)
+    if by_slices < min(by_products, by_fibers, by_squares):
         return backward_of_slices
-    if by_products < otherwise:
+    if by_products < min(by_fibers, by_squares):
         return backward_of_products
-    if groups:
+    if groups and by_fibers <= by_squares:
         return lambda held, x, factors, *needs: backward_of_fibers(held, x, factors, groups, 1, *needs)
     if squares:
         return lambda held, x, factors, *needs: backward_of_squares(held, x, factors, squares, *needs)

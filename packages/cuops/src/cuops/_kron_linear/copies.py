@@ -12,17 +12,17 @@ from .._transforms import PLAIN, takes_formula
 LEAST_SWAPPED = {2: 24, 4: 16, 8: 12}
 
 
-def _is_read(t: Tensor) -> bool:
+def is_plain(t: Tensor) -> bool:
     """Whether the library's own kernels may read t, of which nothing but its elements then matters."""
-    is_plain = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not takes_formula(t)
-    return is_plain and t.is_contiguous() and not (t.requires_grad and torch.is_grad_enabled())
+    is_on_gpu = type(t) in PLAIN and t.is_cuda and not torch.compiler.is_compiling() and not takes_formula(t)
+    return is_on_gpu and not (t.requires_grad and torch.is_grad_enabled())
 
 
 def _is_swapped(t: Tensor) -> bool:
     """Whether the library copies the transposes of t, (n, a, b): faster than PyTorch, which does the narrow ones."""
-    if not _is_read(t) or t.shape[0] == 1 or min(t.shape[1:]) < LEAST_SWAPPED[t.element_size()]:
+    if not is_plain(t) or not t.is_contiguous() or t.mT.is_contiguous():
         return False
-    return not t.mT.is_contiguous()
+    return t.shape[0] > 1 and min(t.shape[1:]) >= LEAST_SWAPPED[t.element_size()]
 
 
 def swapped(t: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def swapped(t: Tensor) -> Tensor:
 
 def summed(t: Tensor) -> Tensor:
     """The sum of t over its first dimension."""
-    if not _is_read(t):
+    if not is_plain(t) or not t.is_contiguous():
         return t.sum(0)
     y = t.new_empty(t.shape[1:])
     _backend.library().kron_linear_sum(y, t)

@@ -56,7 +56,7 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
     if len(factors) == 1:
         use = rows >= ROWS and max(sizes) <= NARROW
     elif two_of_a_size(x, factors):
-        use = len(factors) > 2 and x.numel() < MANY[x.element_size()]
+        use = len(factors) > 2
     elif all(size % 8 == 0 for size in sizes):  # tensor cores waste nothing
         use = min(sizes) < 16 and x.numel() < MANY[x.element_size()]
     elif min(sizes) > 8:
@@ -71,8 +71,8 @@ def groups_of_fibers(x: Tensor, factors: Sequence[Tensor]) -> list[tuple[int, in
 
 
 def time_of_fibers(groups: Sequence[tuple[int, int, int, int]]) -> float:
-    """The predicted nanoseconds of `backward_of_fibers` behind other work."""
-    return sum(nanoseconds for *_, nanoseconds in groups) - START
+    """The predicted nanoseconds of `backward_of_fibers` behind other work, infinite without groups."""
+    return sum(nanoseconds for *_, nanoseconds in groups) - START if groups else math.inf
 
 
 def backward_of_fibers(

@@ -13,7 +13,8 @@ from torch import Tensor
 from .. import _backend
 from .._arguments import TORCH_DTYPES
 from ..kron_plan import GEMM
-from .gemm import apply_along, chain_of_matmuls, out_shape, product_of
+from .gemm import apply_along, chain_of_matmuls, out_shape
+from .merge import product_of
 
 VECTOR = 16  # bytes that the kernels read at once
 DTYPES = {dtype: number for number, dtype in enumerate(TORCH_DTYPES)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, MutableSequence, Sequence
 
@@ -33,14 +32,6 @@ MOST_TURNED = 60  # factors, whose sizes are dimensions of a tensor, of which Py
 def out_shape(x: Tensor, factors: Sequence[Tensor]) -> tuple[int, ...]:
     """y's shape."""
     return (*x.shape[:-1], math.prod(w.shape[0] for w in factors))
-
-
-def product_of(factors: Sequence[Tensor]) -> Tensor:
-    """Their Kronecker product, in the same order in memory whatever theirs is: one matrix for a kernel or a GEMM."""
-    if len(factors) == 1:
-        return factors[0]
-    # contiguous() leaves a dimension of size 1 its stride, which torch.kron would take for an order.
-    return functools.reduce(torch.kron, [w.reshape(-1).view(w.shape) for w in factors])
 
 
 def _is_small(state: Tensor, w: Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from .._arguments import sums_dtype
 from .fused import DTYPES, VECTOR, in_place, library, tf32_allowed
-from .gemm import Held, product_of
+from .gemm import Held
+from .merge import MOST, two_products, unmerge_two
 
 # By bytes of an element: the sizes of the kernels' tiles and the least nanoseconds that each takes; WIDE of wide ones.
 SQUARES = {
@@ -22,6 +22,9 @@ SQUARES = {
     8: {16: 3700, 24: 4200, 32: 5400, 48: 8800, 64: 14700},
 }
 WIDE = {2: {64: 5000, 80: 5600, 96: 6700, 128: 8200}, 4: {64: 9000, 96: 14000, 128: 16500}}
+# Where they are products of several: the nanoseconds of making these and of taking their gradients apart, more for each
+# factor, and for each element of a tile, by an element's bytes and of float64 beyond 32.
+MERGING, OF_FACTOR, OF_ELEMENT, OF_LARGE_DOUBLE = 2000, 200, {2: 3e-3, 4: 5.5e-3, 8: 8e-3}, 16e-3
 FILLED, PARTLY_FILLED = 0.45, 0.2  # the least part of one that is worth it: of the largest size, and else
 # Of two factors and so many elements of tiles, where GEMMs are fast, the least part on the average of x and dy: of
 # tiles from LARGE on, and by an element's bytes.
@@ -36,7 +39,6 @@ ODD_FILLED: dict[int, dict[int, tuple[float, float, float]]] = {
     4: {64: (0.05, 0.15, 0.2), 96: (0.15, 0.33, 0.38), 128: (0.15, 0.33, 0.38)},
 }
 BOTH = 3  # gradients of factors, as the library counts them
-TOGETHER = 16  # the most factors of one product, each of which takes two of PyTorch's 64 dimensions
 
 
 @functools.lru_cache(4096)
@@ -73,7 +75,7 @@ def _two_of_a_size(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], 
     if len(sizes) == 2 and any(size % width for size in sizes[1]):
         return _odd_two(dtype, rows, sizes, device)
     tiles = tuple(SQUARES[dtype.itemsize])
-    for cut in range(max(1, len(sizes) - TOGETHER), min(len(sizes) - 1, TOGETHER) + 1):
+    for cut in range(max(1, len(sizes) - MOST), min(len(sizes) - 1, MOST) + 1):
         (o, i), (p, j) = ([math.prod(s[d] for s in group) for d in (0, 1)] for group in (sizes[:cut], sizes[cut:]))
         size = next((size for size in tiles if size >= max(o, i, p, j)), 0)
         fill = max(o * p, i * j) / size**2 if size and p % width == j % width == 0 else 0.0
@@ -100,11 +102,21 @@ def _odd_two(dtype: torch.dtype, rows: int, sizes: tuple[tuple[int, int], ...], 
     return Two(1, size, is_odd=True, finds_both=dtype.itemsize == 2 and size == max(ODD[2]))
 
 
-def time_of_squares(x: Tensor, two: Two | None) -> float:
-    """The predicted nanoseconds of `backward_of_squares` behind other work; infinite where there is no kernel."""
+def time_of_squares(x: Tensor, factors: Sequence[Tensor], two: Two | None) -> float:
+    """The predicted nanoseconds of `backward_of_squares` behind other work; infinite where there is no kernel.
+
+    Of two factors, that of few samples.
+    """
     if two is None:
         return math.inf
-    return ODD[x.dtype.itemsize][two.size] if two.is_odd else _least_time(x.dtype, two.size, x.device.index)
+    if two.is_odd:
+        return ODD[x.dtype.itemsize][two.size]
+    least = _least_time(x.dtype, two.size, x.device.index)
+    if len(factors) == 2:
+        return least
+    of_element = OF_LARGE_DOUBLE if x.dtype.itemsize == 8 and two.size > 32 else OF_ELEMENT[x.dtype.itemsize]
+    elements = x.numel() // x.shape[-1] * two.size**2
+    return least + MERGING + OF_FACTOR * len(factors) + of_element * elements
 
 
 @functools.lru_cache(4096)
@@ -127,44 +139,26 @@ def backward_of_squares(
     needs_factors: Sequence[bool],
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`fused_backward` for two factors, or products of such: a kernel for all gradients, one to add up."""
-    groups = slice(0, two.cut), slice(two.cut, None)
+    needs = any(needs_factors[: two.cut]), any(needs_factors[two.cut :])
     state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, held.pop()))
-    pair = [_aligned(product_of(factors[group]).contiguous()) for group in groups]
-    needed = [group for group in groups if two.finds_both or any(needs_factors[group])]
+    merges, scales = len(factors) > 2, None
+    if merges:
+        pair, scales = two_products(factors, two.cut)
+    else:
+        pair = [_aligned(w.contiguous()) for w in factors]
     dx = torch.empty_like(state) if needs_x else None
     sums = sums_dtype(x.dtype)
-    dw = [
-        x.new_empty(pair[k].shape, dtype=sums if len(factors[group]) > 1 else x.dtype)
-        for k, group in enumerate(groups)
-        if group in needed
+    dpair = [
+        w.new_empty(w.shape, dtype=sums if merges else x.dtype) if two.finds_both or needed else None
+        for w, needed in zip(pair, needs, strict=True)
     ]
-    wanted = sum(1 << k for k, group in enumerate(groups) if group in needed) + 4 * needs_x
+    dw = [d for d in dpair if d is not None]
+    wanted = sum(1 << k for k, d in enumerate(dpair) if d is not None) + 4 * needs_x
     blocks = _square_blocks(x.dtype, len(state), two.size, wanted, two.is_odd, x.device.index)
     partial = x.new_empty(blocks * len(dw), two.size**2, dtype=sums)
     library().kron_linear_squares_bwd(dw, dx, partial, grad, state, pair, wanted, two.size)
-    dfactors: list[Tensor | None] = [None] * len(factors)
-    for group, found in zip(needed, dw, strict=True):
-        if any(needs_factors[group]):
-            dfactors[group] = unmerge(found, factors[group], needs_factors[group])
+    if merges:
+        dfactors = unmerge_two(dpair, factors, two.cut, needs_factors, scales)
+    else:
+        dfactors = [d if needed else None for d, needed in zip(dpair, needs, strict=True)]
     return None if dx is None else dx.reshape(x.shape), dfactors
-
-
-def unmerge(dw: Tensor, factors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients of factors from that of their Kronecker product."""
-    n = len(factors)
-    if n == 1:
-        return [dw]
-    sizes = [w.shape[0] for w in factors] + [w.shape[1] for w in factors]
-    # An axis for the elements of each factor, of which the last ones are summed away.
-    left = dw.reshape(sizes).permute([axis for k in range(n) for axis in (k, n + k)]).reshape(-1)
-    elements = [w.reshape(-1).to(dw.dtype) for w in factors]
-    products = list(itertools.accumulate(elements[:-1], lambda a, b: torch.outer(a, b).reshape(-1)))
-    found: list[Tensor | None] = [None] * n
-    for k in reversed(range(n)):
-        if needs[k]:
-            own = products[k - 1] @ left.reshape(-1, factors[k].numel()) if k else left
-            found[k] = own.reshape(factors[k].shape).to(factors[k].dtype)
-        if not any(needs[:k]):
-            break
-        left = left.reshape(-1, factors[k].numel()) @ elements[k]
-    return found

@@ -1,0 +1,123 @@
+// Products of neighbouring factors, and the factors' gradients from those of products: checks, the launches.
+#include <tvm/ffi/function.h>
+
+#include <algorithm>
+
+#include "host/error.h"
+#include "host/integers.h"
+#include "host/kernel.h"
+#include "host/tensor.h"
+#include "kron_linear/kron_factors.h"
+#include "kron_merge.h"
+
+namespace cuops {
+namespace {
+
+using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
+using Optionals = tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>>;
+
+Kernel& kernel_of(DType dtype, bool merges) {
+  static Kernel kernels[][2] = {{{"kron_linear_merge", "kron_unmerge_f64"}, {"kron_linear_merge", "kron_merge_f64"}},
+                                {{"kron_linear_merge", "kron_unmerge_f32"}, {"kron_linear_merge", "kron_merge_f32"}}};
+  return kernels[dtype != kFloat64][merges];
+}
+
+// The factors, and the products: of the first `cut` of them, and of the others if there are any. No product is empty.
+KronMergeParams params_of(const Tensors& factors, int64_t cut, const tvm::ffi::Optional<TensorView>& scales, const char* products,
+                          const Optionals& arrays) {
+  const int count = static_cast<int>(factors.size());
+  if (count == 0 || cut < 1 || cut > count || cut > kKronFactors || count - cut > kKronFactors)
+    raise("ValueError", "factors: expected 1 to 16 of each product");
+  KronMergeParams p{};
+  p.dtype = dtype_of(factors[0], "factors");
+  const DLDevice device = factors[0].device();
+  if (device.device_type != kDLCUDA) raise("ValueError", "factors: expected arrays on a CUDA device");
+  const std::vector<KronSize> sizes = sizes_of(factors, p.dtype, device);
+  fill_factors(p.factors, factors, p.dtype);
+  p.factor_count = count;
+  p.product_count = count > cut ? 2 : 1;
+  if (static_cast<int>(arrays.size()) != p.product_count)
+    raise("ValueError", std::string(products) + ": expected one for each product");
+  for (int which = 0; which < p.product_count; ++which) {
+    KronMergeProduct& product = p.products[which];
+    product.first = which == 0 ? 0 : static_cast<int>(cut);
+    product.count = which == 0 ? static_cast<int>(cut) : count - static_cast<int>(cut);
+    std::int64_t rows = 1, columns = 1;
+    for (int k = product.first; k < product.first + product.count; ++k) {
+      rows *= sizes[k].out;
+      columns *= sizes[k].in;
+      if (std::min(rows, columns) < 1 || std::max(rows, columns) > kMergeLargest)
+        raise("ValueError", "factors: expected products of 1 to " + std::to_string(kMergeLargest) + " rows and columns");
+    }
+    product.rows = static_cast<int>(rows);
+    product.columns = static_cast<int>(columns);
+    product.dtype = p.dtype;
+    if (!arrays[which].has_value()) continue;
+    const tvm::ffi::Tensor array = *arrays[which];
+    product.dtype = dtype_of(array, products);
+    if (product.dtype != p.dtype && product.dtype != accumulator_of(p.dtype))
+      raise("TypeError", std::string(products) + ": expected the factors' dtype or that of their sums");
+    expect_matrix(array, products, product.dtype, device, rows, columns);
+    product.data = data_of(TensorView(array));
+  }
+  if (scales.has_value()) {
+    const TensorView powers = *scales;
+    if (p.product_count != 2) raise("ValueError", "scales: expected two products");
+    expect_device(powers, "scales", device);
+    if (dtype_of(powers, "scales") != kFloat32 || powers.numel() != 2 || !powers.is_contiguous())
+      raise("ValueError", "scales: expected two float32");
+    p.scales = reinterpret_cast<float*>(data_of(powers));
+  }
+  return p;
+}
+
+void launch_blocks(KronMergeParams& p, std::int64_t blocks, bool merges, DLDevice on) {
+  const ContextGuard context(on.device_id);
+  LaunchShape shape{static_cast<unsigned>(blocks), kMergeThreads};
+  shape.overlaps = true;
+  launch(kernel_of(p.dtype, merges), on.device_id, current_stream(on), shape, &p);
+}
+
+// products: the Kronecker products of the first `cut` factors, and of the others if there are any. With `scales`, of two elements,
+// each product is multiplied by a power of two, and the other one divided by it, so that their largest elements are alike.
+void kron_linear_merge(Optionals products, tvm::ffi::Optional<TensorView> scales, Tensors factors, int64_t cut) {
+  KronMergeParams p = params_of(factors, cut, scales, "products", products);
+  std::int64_t blocks = 0;
+  for (int which = 0; which < p.product_count; ++which) {
+    KronMergeProduct& product = p.products[which];
+    if (product.data == nullptr) raise("ValueError", "products: expected an array for each");
+    product.blocks = static_cast<int>(ceil_div(std::int64_t{product.rows} * product.columns, kMergeThreads));
+    blocks += product.blocks;
+  }
+  launch_blocks(p, blocks, true, factors[0].device());
+}
+
+// gradients: of each factor, where one is wanted, from those of the products that kron_linear_merge made.
+void kron_linear_unmerge(Optionals gradients, Optionals dproducts, tvm::ffi::Optional<TensorView> scales, Tensors factors,
+                         int64_t cut) {
+  KronMergeParams p = params_of(factors, cut, scales, "dproducts", dproducts);
+  if (gradients.size() != factors.size()) raise("ValueError", "gradients: expected one for each factor");
+  std::int64_t blocks = 0;
+  for (int k = 0; k < p.factor_count; ++k) {
+    if (!gradients[k].has_value()) continue;
+    const KronMergeProduct& product = p.products[k < cut ? 0 : 1];
+    if (product.data == nullptr) raise("ValueError", "dproducts: expected that of each factor whose gradient is wanted");
+    const tvm::ffi::Tensor gradient = *gradients[k];
+    const KronFactor& f = p.factors[k];
+    expect_matrix(gradient, "gradients", p.dtype, factors[0].device(), f.out, f.in);
+    const std::int64_t elements = std::int64_t{f.out} * f.in;
+    const std::int64_t terms = std::int64_t{product.rows} * product.columns / elements;
+    KronMergeGradient& to = p.gradients[k];
+    to.data = data_of(TensorView(gradient));
+    to.log_lanes = std::min(log_from(ceil_div(terms, kMergeTerms)), log_from(kMergeThreads));
+    to.blocks = static_cast<int>(ceil_div(elements << to.log_lanes, kMergeThreads));
+    blocks += to.blocks;
+  }
+  if (blocks > 0) launch_blocks(p, blocks, false, factors[0].device());
+}
+
+}  // namespace
+}  // namespace cuops
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_merge, cuops::kron_linear_merge);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kron_linear_unmerge, cuops::kron_linear_unmerge);

@@ -1,0 +1,185 @@
+"""Products of neighbouring factors, and the factors' gradients from theirs, by the library and by PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import cuops
+import pytest
+import torch
+from cuops import _backend
+from cuops._kron_linear import merge
+from kron_exact import distance, gradients
+from kron_samples import DTYPES, assert_repeatable, make
+
+gpu = pytest.mark.gpu
+CHAINS = [
+    [(3, 5)],
+    [(8, 8), (8, 8)],
+    [(1, 7), (6, 1), (2, 3)],
+    [(2, 2)] * 6,
+    [(5, 3), (1, 1), (4, 9)],
+    [(16, 16), (4, 4)],
+    [(2, 3), (3, 2), (2, 2), (1, 4), (7, 1)],
+    [(40, 25), (30, 41)],
+]
+
+
+def factors_of(sizes, dtype, device):
+    return [make(size, dtype, device, k) for k, size in enumerate(sizes)]
+
+
+def kron(a, b):
+    return (a[:, None, :, None] * b[None, :, None]).reshape(len(a) * len(b), -1)
+
+
+def exact_product(factors):
+    return functools.reduce(kron, [w.double() for w in factors])
+
+
+def is_rounded(got, want, roundings):
+    """Whether `got` is `want` but for so many roundings."""
+    dtype = torch.finfo(got.dtype)
+    return ((got.double() - want).abs() <= roundings * dtype.eps * (want.abs() + dtype.smallest_normal)).all()
+
+
+def exact_gradients(dproduct, factors, needs):
+    leaves = [w.double().requires_grad_(needed) for w, needed in zip(factors, needs, strict=True)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return torch.autograd.grad(functools.reduce(kron, leaves), wanted, dproduct.double())
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", CHAINS, ids=str)
+def test_a_product_is_rounded_as_its_factors_are(sizes, dtype, across, device):
+    factors = [w.mT.contiguous().mT if across else w for w in factors_of(sizes, dtype, device)]
+    got, want = merge.product_of(factors), exact_product(factors)
+    assert (got.shape, got.dtype) == (want.shape, dtype)
+    assert is_rounded(got, want, len(sizes))  # by PyTorch, after each factor
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", CHAINS, ids=str)
+def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
+    factors = factors_of(sizes, dtype, device)
+    dproduct = make(exact_product(factors).shape, dtype, device, 9)
+    sums = torch.finfo(torch.promote_types(dtype, torch.float32) if device.type == "cuda" else dtype)
+    for needs in itertools.islice(itertools.product((True, False), repeat=len(sizes)), 6):
+        if len(sizes) == 1 or not any(needs):
+            continue
+        found = merge.unmerge(dproduct, factors, needs)
+        assert [d is not None for d in found] == list(needs)
+        want = exact_gradients(dproduct, factors, needs)
+        magnitudes = exact_gradients(dproduct.abs(), [w.abs() for w in factors], needs)
+        given = [d for d in found if d is not None]
+        for got, exact, magnitude in zip(given, want, magnitudes, strict=True):
+            terms = len(sizes) * (2 + dproduct.numel() / exact.numel())
+            allowed = torch.finfo(dtype).eps * exact.abs() + sums.eps * terms * magnitude
+            assert (got.shape, got.dtype) == (exact.shape, dtype)
+            assert ((got.double() - exact).abs() <= allowed).all()
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("sizes", "cut"), [([(2, 2)] * 9, 4), ([(3, 5), (16, 16), (2, 4)], 1), ([(8, 8)] * 4, 3)])
+def test_two_products_and_their_gradients_in_a_launch_each(sizes, cut, dtype):
+    factors = factors_of(sizes, dtype, "cuda")
+    groups = factors[:cut], factors[cut:]
+    pair, scales = merge.two_products(factors, cut)
+    powers = [1.0, 1.0] if scales is None else scales.tolist()
+    assert math.prod(powers) == 1
+    for product, power, group in zip(pair, powers, groups, strict=True):
+        assert is_rounded(product, exact_product(group) * power, len(group))
+    sums = torch.promote_types(dtype, torch.float32)
+    dproducts = [make(product.shape, sums, "cuda", 9) for product in pair]
+    found = merge.unmerge_two(dproducts, factors, cut, [True] * len(factors), scales)
+    want = [
+        gradient * power
+        for dproduct, group, power in zip(dproducts, groups, powers, strict=True)
+        for gradient in exact_gradients(dproduct, group, [True] * len(group))
+    ]
+    for got, exact in zip(found, want, strict=True):
+        terms = max(dproduct.numel() for dproduct in dproducts)  # of a sum
+        assert distance(got, exact) <= 2 * torch.finfo(dtype).eps + terms**0.5 * torch.finfo(sums).eps
+
+
+@gpu
+@pytest.mark.parametrize("merges", [True, False])
+def test_all_of_a_result_is_written_and_nothing_beyond(merges):
+    factors, dproduct = factors_of([(3, 7), (5, 11)], torch.float32, "cuda"), make((15, 77), device="cuda")
+    sizes = [(15, 77)] if merges else [(3, 7), (5, 11)]
+    around = [torch.full((math.prod(size) + 64,), float("nan"), device="cuda") for size in sizes]
+    results = [a[32:-32].view(size) for a, size in zip(around, sizes, strict=True)]
+    if merges:
+        _backend.library().kron_linear_merge(results, None, factors, 2)
+    else:
+        _backend.library().kron_linear_unmerge(results, [dproduct], None, factors, 2)
+    for whole, result in zip(around, results, strict=True):
+        assert result.isfinite().all()
+        assert whole.isnan().sum() == 64
+
+
+@gpu
+def test_gradients_of_factors_are_the_same_in_every_run():
+    factors, dproduct = factors_of([(8, 8), (4, 4), (4, 2)], torch.float32, "cuda"), make((128, 64), device="cuda")
+    assert_repeatable(lambda: merge.unmerge(dproduct, factors, [True] * 3))
+
+
+# Whose products of neighbours float16 does not have: as large, as small, and beside a factor of zeros.
+MAGNITUDES = [(300, 300, 1 / 300, 1 / 300), (2e-3, 1e-3, 200, 400), (300, 0, 2000, 1 / 300), (0, 300, 300, 300)]
+
+
+@gpu
+@pytest.mark.parametrize("magnitudes", MAGNITUDES, ids=str)
+def test_products_of_float16_may_be_beyond_its_range(magnitudes):
+    rows, sizes = 1024, [(8, 8)] * 4
+    factors = [
+        make(size, torch.float16, "cuda", k) * m for k, (size, m) in enumerate(zip(sizes, magnitudes, strict=True))
+    ]
+    x, dy = (make((rows, 4096), torch.float16, "cuda", seed) * 1e-2 for seed in (7, 8))
+    leaves = [t.double().requires_grad_() for t in (x, *factors)]
+    y = cuops.kron_linear(leaves[0], leaves[1:])
+    wants = torch.autograd.grad(y, leaves, dy.double())
+    for got, want in zip(gradients(x, dy, factors), wants, strict=True):
+        representable = want.half().double()
+        is_finite = representable.isfinite()
+        assert torch.equal(got.isfinite(), is_finite)
+        # The factors' product is rounded, and what is between both halves of it, whose sums are of 64 products.
+        error = (got.double() - representable)[is_finite].norm()
+        assert error <= 6 * torch.finfo(torch.float16).eps * representable[is_finite].norm() + 2**-24
+
+
+LARGE = [torch.ones(1, 1).expand(256, 256)] * 2
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("name", "results", "others", "error", "match"),
+    [
+        ("merge", [(15, 76)], {}, ValueError, "products: "),
+        ("merge", [(15, 77)], {"dtype": torch.float64}, TypeError, "products: "),
+        ("merge", [(3, 7)], {"cut": 1}, ValueError, "products: "),
+        ("merge", [(15, 77)], {"cut": 0}, ValueError, "factors: "),
+        ("merge", [(15, 77)], {"scales": torch.ones(2)}, ValueError, "scales: "),
+        ("merge", [(3, 7), (5, 11)], {"cut": 1, "scales": torch.ones(3)}, ValueError, "scales: "),
+        ("merge", [(1, 1)], {"factors": LARGE}, ValueError, "factors: "),
+        ("unmerge", [(3, 7), (5, 12)], {}, ValueError, "gradients: "),
+        ("unmerge", [(3, 7)], {}, ValueError, "gradients: "),
+        ("unmerge", [(3, 7), (5, 11)], {"dproducts": [None]}, ValueError, "dproducts: "),
+    ],
+)
+def test_other_arrays_are_refused(name, results, others, error, match):
+    factors = others.get("factors") or factors_of([(3, 7), (5, 11)], torch.float32, "cpu")
+    dproducts = [others.get("dproducts", [torch.ones(15, 77, device="cuda")])] if name == "unmerge" else []
+    arguments = (
+        [torch.empty(size, device="cuda", dtype=others.get("dtype")) for size in results],
+        *dproducts,
+        others["scales"].cuda() if "scales" in others else None,
+        [w.cuda() for w in factors],
+        others.get("cut", 2),
+    )
+    with pytest.raises(error, match=match):
+        getattr(_backend.library(), f"kron_linear_{name}")(*arguments)
