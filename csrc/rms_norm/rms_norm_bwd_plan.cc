@@ -166,7 +166,7 @@ bool better_at_once(const Problem& p, const Hardware& hw) {
   if (p.rows < 32) return false;
   if (across >= 640) {
     const std::int64_t least_phased = halves ? 641 : 1024, most = halves ? 2048 : 4096;
-    return across <= most && (aligned || across >= least_phased) && all <= (halves ? 512 : across <= 1024 ? 384 : 336) << 10;
+    return across <= most && (aligned || across >= least_phased) && all <= (across <= 2048 ? 512 : 336) << 10;
   }
   // Shorter rows have others beside them in a block otherwise, which leaves few partial sums too.
   if (!aligned || all > 200 << 10) return false;
