@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 from pathlib import Path
 
@@ -36,6 +37,21 @@ LIFE = """
 
 def test_memory_lives_as_long_as_its_last_view(installation: Installation, driver: Path):
     done = installation.run(LIFE, LIBRARIES=driver)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("page_locked", "is_staged"), [(0, True), (1, False), (2, True)])
+def test_what_is_not_all_page_locked_is_staged(
+    installation: Installation, driver: Path, page_locked: int, is_staged: bool
+):
+    code = f"""
+        import ctypes, cuops, numpy
+        for shape in ((2, 1 << 16), (1, 1 << 16), (1 << 16,)):
+            numpy.testing.assert_allclose(cuops.rms_norm(numpy.ones(shape)), 1, rtol=1e-6)
+        blocks = ctypes.CDLL("libcuda.so.1").stand_in_pinned_blocks()
+        assert (blocks > 0) == {is_staged}, blocks
+    """
+    done = installation.run(textwrap.dedent(code), LIBRARIES=driver, STAND_IN_PAGE_LOCKED=page_locked)
     assert done.returncode == 0, done.stderr
 
 

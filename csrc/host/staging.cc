@@ -18,7 +18,7 @@ constexpr unsigned kMaxWorkers = 12;                                         // 
 constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
 
-// One chunk's way through the GPU: page-locked memory on the host, as much on the device, a stream.
+// One chunk's way through the GPU: memory on the device, page-locked memory on the host for what is not, a stream.
 class Lane {
  public:
   explicit Lane(int device) {
@@ -33,27 +33,32 @@ class Lane {
     driver().StreamDestroy(stream);
   }
 
-  void reserve(std::int64_t bytes) {
-    if (bytes <= size_) return;
-    size_ = 0;
-    if (on_device) check(driver().MemFree(on_device), "cuMemFree");
-    on_device = 0;
-    if (on_host) check(driver().MemFreeHost(on_host), "cuMemFreeHost");
-    on_host = nullptr;
-    check(driver().MemAlloc(&on_device, bytes), "cuMemAlloc");
-    void* host;
-    check(driver().MemHostAlloc(&host, bytes, 1), "cuMemHostAlloc");
-    on_host = static_cast<char*>(host);
-    size_ = bytes;
+  void reserve(std::int64_t device_bytes, std::int64_t host_bytes) {
+    if (device_bytes > device_size_) {
+      device_size_ = 0;
+      if (on_device) check(driver().MemFree(on_device), "cuMemFree");
+      on_device = 0;
+      check(driver().MemAlloc(&on_device, device_bytes), "cuMemAlloc");
+      device_size_ = device_bytes;
+    }
+    if (host_bytes > host_size_) {
+      host_size_ = 0;
+      if (on_host) check(driver().MemFreeHost(on_host), "cuMemFreeHost");
+      on_host = nullptr;
+      void* host;
+      check(driver().MemHostAlloc(&host, host_bytes, 1), "cuMemHostAlloc");
+      on_host = static_cast<char*>(host);
+      host_size_ = host_bytes;
+    }
   }
-  std::int64_t size() const { return size_; }
+  std::int64_t size() const { return std::max(device_size_, host_size_); }
 
   char* on_host = nullptr;
   CUdeviceptr on_device = 0;
   CUstream stream = nullptr;
 
  private:
-  std::int64_t size_ = 0;
+  std::int64_t device_size_ = 0, host_size_ = 0;
 };
 
 // Lanes outlive calls, because page-locking costs more than copying.
@@ -98,20 +103,25 @@ void copy_rows(char* to, std::int64_t to_stride, const char* from, std::int64_t 
 // An array's place in a lane, and whether the driver can copy it without staging.
 struct Slot {
   HostRows rows;
-  std::int64_t offset;
   bool page_locked;
+  std::int64_t offset = 0;
 
   char* at(std::int64_t row) const { return rows.data + row * rows.stride; }
 };
 
-bool is_page_locked(const HostRows& rows) {
-  constexpr int kMemoryType = 2;
+bool is_page_locked(const HostRows& rows, std::int64_t count) {
+  if (count > 1 && rows.stride != rows.bytes) return false;
+  constexpr int kMemoryType = 2, kRangeStart = 11, kRangeSize = 12;
   constexpr unsigned kHost = 1;
-  unsigned type = 0;  // stays 0 for memory that the driver does not know
-  int attribute = kMemoryType;
-  void* to = &type;
-  check(driver().PointerGetAttributes(1, &attribute, &to, reinterpret_cast<CUdeviceptr>(rows.data)), "cuPointerGetAttributes");
-  return rows.stride == rows.bytes && type == kHost;
+  // These stay 0 for memory that the driver does not know. Of an array it may know a part.
+  unsigned type = 0;
+  CUdeviceptr start = 0;
+  std::size_t size = 0;
+  int attributes[] = {kMemoryType, kRangeStart, kRangeSize};
+  void* to[] = {&type, &start, &size};
+  const auto data = reinterpret_cast<CUdeviceptr>(rows.data);
+  check(driver().PointerGetAttributes(3, attributes, to, data), "cuPointerGetAttributes");
+  return type == kHost && start <= data && data + count * rows.bytes <= start + size;
 }
 
 void upload(const Lane& lane, const Slot& slot, std::int64_t first, std::int64_t count) {
@@ -144,16 +154,23 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
   const std::int64_t chunk = std::min(rows, std::clamp((rows + most_workers - 1) / most_workers, smallest, largest));
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
 
-  std::int64_t lane_bytes = 0;
-  auto place = [&](const std::vector<HostRows>& arrays) {
+  auto slots_of = [&](const std::vector<HostRows>& arrays) {
     std::vector<Slot> slots;
-    for (const HostRows& array : arrays) {
-      slots.push_back({array, lane_bytes, is_page_locked(array)});
-      lane_bytes += (chunk * array.bytes + kAlignment - 1) / kAlignment * kAlignment;
-    }
+    for (const HostRows& array : arrays) slots.push_back({array, is_page_locked(array, rows)});
     return slots;
   };
-  const std::vector<Slot> ins = place(inputs), outs = place(outputs);
+  std::vector<Slot> ins = slots_of(inputs), outs = slots_of(outputs);
+  std::int64_t lane_bytes = 0, staged_bytes = 0;
+  for (const bool page_locked : {false, true}) {  // those that are staged come first, which is all that the host has
+    for (auto* slots : {&ins, &outs}) {
+      for (Slot& slot : *slots) {
+        if (slot.page_locked != page_locked) continue;
+        slot.offset = lane_bytes;
+        lane_bytes += (chunk * slot.rows.bytes + kAlignment - 1) / kAlignment * kAlignment;
+      }
+    }
+    if (!page_locked) staged_bytes = lane_bytes;
+  }
 
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
@@ -164,7 +181,7 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
       const ContextGuard worker_context(device);
       const RelaxedCapture relaxed;  // of another thread's graph
       auto lane = pool().take(device);
-      lane->reserve(lane_bytes);
+      lane->reserve(lane_bytes, staged_bytes);
       std::vector<CUdeviceptr> in, out;
       for (const Slot& slot : ins) in.push_back(lane->on_device + slot.offset);
       for (const Slot& slot : outs) out.push_back(lane->on_device + slot.offset);

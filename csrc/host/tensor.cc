@@ -116,7 +116,11 @@ bool can_allocate() { return TVMFFIEnvGetDLPackManagedTensorAllocator() != nullp
 
 tvm::ffi::Tensor allocate(std::int64_t count, DType dtype, DLDevice device) {
   const DLDataType bytes{kDLUInt, 8, 1};
-  return tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {count * size_of(dtype)}, bytes, device);
+  try {
+    return tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, {count * size_of(dtype)}, bytes, device);
+  } catch (const tvm::ffi::Error& error) {  // a MemoryError, where PyTorch itself would have raised a RuntimeError
+    raise("RuntimeError", error.message());
+  }
 }
 
 CUstream current_stream(DLDevice device) { return static_cast<CUstream>(TVMFFIEnvGetStream(device.device_type, device.device_id)); }

@@ -2,7 +2,8 @@
 // STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1) and STAND_IN_ROOM (16), the blocks that a cluster has
 // room for, describe it; a launch with more shared memory than that capability has is refused. STAND_IN_FAIL, like
 // cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch,
-// STAND_IN_IMAGE one for the last image loaded, up to the table of sections.
+// STAND_IN_IMAGE one for the last image loaded, up to the table of sections. STAND_IN_PAGE_LOCKED (0) is 1 where all memory of the
+// host is page-locked, 2 where the first 8 bytes of each array are.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -294,7 +295,9 @@ DRIVER(cuMemAlloc_v2, void** at, size_t bytes) {
   *block = bytes;
   *at = block + 32;
   const int64_t now = __atomic_add_fetch(&allocated, bytes, __ATOMIC_SEQ_CST);
-  if (now > most_allocated) most_allocated = now;
+  int64_t most = __atomic_load_n(&most_allocated, __ATOMIC_SEQ_CST);
+  while (now > most && !__atomic_compare_exchange_n(&most_allocated, &most, now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+  }
   return 0;
 }
 DRIVER(cuMemFree_v2, void* at) {
@@ -330,8 +333,11 @@ DRIVER(cuMemcpyDtoHAsync_v2, void* to, const void* from, size_t bytes, void* str
   memcpy(to, from, bytes);
   return 0;
 }
-DRIVER(cuPointerGetAttributes, unsigned, int*, void** data, uint64_t) {
-  *static_cast<unsigned*>(data[0]) = 0;  // no memory is page-locked
+DRIVER(cuPointerGetAttributes, unsigned, int*, void** data, uint64_t at) {
+  const int page_locked = setting("STAND_IN_PAGE_LOCKED", 0);
+  *static_cast<unsigned*>(data[0]) = page_locked != 0;
+  *static_cast<uint64_t*>(data[1]) = at;
+  *static_cast<uint64_t*>(data[2]) = page_locked == 1 ? UINT64_MAX - at : 8;
   return 0;
 }
 DRIVER(cuStreamCreate, void** stream, unsigned) {
