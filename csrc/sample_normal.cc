@@ -75,7 +75,8 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
   const HostRows host_out{static_cast<char*>(p.samples), row * size, row * size};
   stream_rows(static_cast<int>(device), rows, {}, {host_out},
               [&](const CUdeviceptr*, const CUdeviceptr* to, std::int64_t first, std::int64_t count, CUstream stream) {
-                auto draw = [&](std::int64_t column, std::int64_t columns, std::int64_t sample, std::int64_t samples, char* at) {
+                auto draw = [&](std::int64_t column, std::int64_t columns, std::int64_t dim, std::int64_t sample,
+                                std::int64_t samples, char* at) {
                   SampleNormalParams part = p;
                   auto from = [&](int i, bool one) { return on_device[i] + (one ? 0 : column * sizes[i]); };
                   part.mu = from(0, p.one_mu);
@@ -85,7 +86,8 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
                     part.high = from(3, p.one_high);
                   }
                   part.samples = at;
-                  part.columns = part.dim = columns;
+                  part.columns = columns;
+                  part.dim = dim;
                   part.first_column = column;
                   part.num_samples = samples;
                   part.start = p.start + sample;
@@ -93,14 +95,16 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
                   launch_fwd(part, dtype, static_cast<int>(device), stream);
                 };
                 char* at = reinterpret_cast<char*>(to[0]);
-                if (p.along_columns) return draw(first, count, 0, p.num_samples, at);
-                while (count > 0) {  // a chunk may have rows of several distributions
+                if (p.along_columns) return draw(first, count, count, 0, p.num_samples, at);
+                while (count > 0) {  // a chunk may have rows of several distributions: of the first and the last one a part
                   const std::int64_t batch = first / p.num_samples, sample = first % p.num_samples;
-                  const std::int64_t samples = std::min<std::int64_t>(count, p.num_samples - sample);
-                  draw(batch * p.dim, p.dim, sample, samples, at);
-                  at += samples * row * size;
-                  first += samples;
-                  count -= samples;
+                  const std::int64_t whole = sample == 0 ? count / p.num_samples : 0;
+                  const std::int64_t samples = whole > 0 ? p.num_samples : std::min<std::int64_t>(count, p.num_samples - sample);
+                  const std::int64_t batches = std::max<std::int64_t>(whole, 1), drawn = batches * samples;
+                  draw(batch * p.dim, batches * p.dim, p.dim, sample, samples, at);
+                  at += drawn * row * size;
+                  first += drawn;
+                  count -= drawn;
                 }
               });
 }
