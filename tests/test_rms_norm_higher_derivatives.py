@@ -66,16 +66,34 @@ def test_the_gradient_of_rstd_is_right_where_its_cube_is_no_number(device):
     torch.testing.assert_close(found.cpu(), torch.tensor(want, dtype=torch.float64), rtol=1e-14, atol=0.0)
 
 
+GRADIENT = torch.func.grad(lambda x: cuops.rms_norm(x).square().mean(-1).sin().sum())
+
+
 @pytest.mark.parametrize(
     ("transform", "x"),
     [
         (torch.vmap(lambda x: cuops.rms_norm(x, return_rstd=True)), torch.randn(64, 64)),
-        (torch.func.grad(lambda x: cuops.rms_norm(x).square().mean(-1).sin().sum()), torch.randn(64, 4)),
+        (GRADIENT, torch.randn(64, 4)),
         (torch.vmap(lambda x: cuops.rms_norm(x)), torch.randn(2, 64, 32).transpose(1, 2)),
+        (lambda x: torch.func.jvp(cuops.rms_norm, (x,), (x.flip(0),))[1], torch.randn(8, 64)),
+        (lambda x: torch.func.jvp(GRADIENT, (x,), (x.flip(0),))[1], torch.randn(4, 8)),
     ],
-    ids=["rstd", "a gradient of short rows", "columns"],
+    ids=["rstd", "a gradient of short rows", "columns", "forward mode", "forward over reverse"],
 )
 def test_compiled_transforms_are_those_of_eager_calls(transform, x, device):
     torch.compiler.reset()
     x = x.to(device)
     torch.testing.assert_close(torch.compile(transform)(x), transform(x))
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-150, 1.0, 1e150])
+def test_forward_mode_is_right_for_rows_of_any_magnitude(size, device):
+    x, tangent = (make((3, 5), torch.float64, device, seed) for seed in (1, 2))
+    want = torch.func.jvp(lambda x: F.rms_norm(x, (5,), eps=0.0), (x,), (tangent,))[1]
+    got = torch.func.jvp(lambda x: cuops.rms_norm(x, eps=0.0), (size * x,), (size * tangent,))[1]
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+
+
+def test_forward_mode_of_no_elements(device):
+    jacobian = torch.func.jacfwd(lambda x: cuops.rms_norm(x).sum())(torch.randn(0, device=device))
+    assert jacobian.shape == (0,)

@@ -73,6 +73,19 @@ def test_numpy_is_silent_where_it_is_told_to_raise(device):
         assert cuops.rms_norm_(np.array([[np.nan, np.inf, 2.0]])).shape == (1, 3)
 
 
+def test_the_largest_numbers_are_right_where_denormals_are_zeros():
+    x = torch.tensor([[1.5e308, 1e308]], dtype=torch.float64)
+    want = (x / 1e308) / (x / 1e308).square().mean().sqrt()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor keeps denormals")
+    try:
+        found = [cuops.rms_norm(x), torch.from_numpy(cuops.rms_norm(x.numpy()))]
+    finally:
+        torch.set_flush_denormal(False)
+    for y in found:
+        torch.testing.assert_close(y, want, rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [5, 64, 5000])
 def test_zeros_give_zeros(n, dtype, device):

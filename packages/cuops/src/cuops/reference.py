@@ -57,8 +57,8 @@ def rms_norm_numpy(
                 h[part] = flat[part].astype(np.float64) + added[part]
             wide = h[part].astype(np.float64)
             largest = np.max(np.abs(wide), axis=-1, keepdims=True, initial=np.sqrt(eps))
-            # A power of two keeps the squares of float64 in range, exactly.
-            exponent = np.maximum(np.frexp(np.where(np.isfinite(largest), largest, 1))[1], -1000)
+            # A power of two, itself no denormal, keeps the squares of float64 in range, exactly.
+            exponent = np.clip(np.frexp(np.where(np.isfinite(largest), largest, 1))[1], -1000, 1022)
             scale = np.exp2(-exponent.astype(np.float64))
             scaled = wide * scale
             rms = np.sqrt(np.square(scaled).sum(-1, keepdims=True) / max(n, 1) + eps * scale * scale)
@@ -72,11 +72,11 @@ def _rstd(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """1 / sqrt(mean(x^2) + eps) as factors (rstd, scale): a power of two keeps float64's squares in range."""
     import torch
 
-    with torch.no_grad():
-        largest = torch.cat([x.abs(), x.new_full((*x.shape[:-1], 1), eps**0.5)], -1).amax(-1, keepdim=True)
-        largest = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
-        # The power of two that brings it to 0.5 to 1. Of exponents, as integers, torch.compile makes no code for CPUs.
-        scale = (torch.frexp(largest).mantissa / largest).clamp(max=2.0**1000)
+    fixed = x.detach()  # in forward mode, too
+    largest = torch.cat([fixed.abs(), fixed.new_full((*x.shape[:-1], 1), eps**0.5)], -1).amax(-1, keepdim=True)
+    largest = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
+    # The power of two that brings it to 0.5 to 1. Of exponents, as integers, torch.compile makes no code for CPUs.
+    scale = (torch.frexp(largest).mantissa / largest).clamp(2.0**-1022, 2.0**1000)
     mean = (x * scale).square().sum(-1, keepdim=True) / max(x.shape[-1], 1) + eps * scale * scale
     zero = mean == 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, mean).rsqrt()), scale
