@@ -10,6 +10,7 @@ import pickle
 import sys
 
 import cuops
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,6 +133,14 @@ def test_compiles_into_one_graph(residual, device):
     arguments = (make((3, 8), device=device), make((3, 8), device=device, seed=1))[: 1 + residual]
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*arguments), module(*arguments))
+
+
+def test_numbers_of_numpy_compile(device):
+    model = torch.nn.Sequential(torch.nn.RMSNorm(8, np.float64(1e-5)), cuops.nn.RMSNorm(8, np.float32(0.5))).to(device)
+    x = make((3, 8), device=device)
+    want = model(x)
+    assert not cuops.nn.replace_rms_norm(model).left
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), want)
 
 
 def test_what_is_no_bias_and_what_is_no_tensor_is_refused():

@@ -220,6 +220,29 @@ def test_modules_of_a_class_that_was_patched_are_left_alone(monkeypatch):
         assert torch.equal(model(x), want)
 
 
+def test_modules_whose_formula_was_patched_are_left_alone(monkeypatch):
+    Gemma2RMSNorm = pytest.importorskip("transformers.models.gemma2.modeling_gemma2").Gemma2RMSNorm  # noqa: N806
+    model = torch.nn.Sequential(Gemma2RMSNorm(8), Gemma2RMSNorm(8))
+    model[0]._norm = lambda x: 3 * x
+    replacement = cuops.nn.replace_rms_norm(model)
+    assert [(path, reason) for path, _, reason in replacement.left] == [("0", "its _norm was patched")]
+    monkeypatch.setattr(Gemma2RMSNorm, "_norm", lambda self, x: 3 * x)
+    assert len(cuops.nn.replace_rms_norm(torch.nn.Sequential(Gemma2RMSNorm(8))).left) == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda norm: torch.compile(norm, backend="eager"), torch.compiler.disable])
+def test_modules_that_a_compiled_one_calls_are_left_alone(wrap):
+    model, x = torch.nn.Sequential(wrap(torch.nn.RMSNorm(8))), make((3, 8))
+    want = model(x)
+    replacement = cuops.nn.replace_rms_norm(model)
+    assert [(path, reason) for path, _, reason in replacement.left] == [
+        ("0._orig_mod", "it is compiled by itself, as it is now")
+    ]
+    assert torch.equal(model(x), want)
+    with pytest.raises(ValueError, match="^model: expected a module with RMSNorm modules in it, got a RMSNorm itself"):
+        cuops.nn.replace_rms_norm(model[0])
+
+
 class OtherNorm(torch.nn.Module):
     def __init__(self, n, offset):
         super().__init__()

@@ -18,6 +18,8 @@ from .rms_norm import RMSNorm
 
 ADDED_BY_LIBRARIES = "_"  # how attributes that are not the class's own begin
 UNKNOWN = "its class is not known"
+COMPILED = "it is compiled by itself, as it is now"
+METHODS = ("forward", "_norm")  # that Hugging Face's classes have the formula in
 OTHER_FACTS = ("training", "normalized_shape", "elementwise_affine", "with_scale")
 
 
@@ -84,7 +86,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     """Replaces the RMSNorm modules in `model`, in place, by `cuops.nn.RMSNorm`.
 
     Known are `torch.nn.RMSNorm` and the RMSNorm classes of Hugging Face Transformers, those classes themselves: a class
-    that derives from one of them, or only has such a name, is left alone, and so is a module whose forward was patched.
+    that derives from one of them, or only has such a name, is left alone, and so is a module whose formula was patched
+    or that is compiled by itself.
     A new module has the very parameters, hooks and attributes of the old one, so that optimisers, tied weights and
     checkpoints stay as they are.
 
@@ -110,10 +113,9 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     for cls, formula in also.items():
         if not isinstance(cls, type) or not isinstance(formula, Formula):
             raise TypeError(f"also: expected classes with their cuops.nn.Formula, got {cls!r}: {formula!r}")
-    if type(model) is torch.nn.RMSNorm or _known_formula(type(model), also):
-        raise ValueError(
-            f"model: expected a module with RMSNorm modules in it, got a {type(model).__qualname__} itself"
-        )
+    itself = type(model._orig_mod if _is_wrapped(model) else model)
+    if itself is torch.nn.RMSNorm or _known_formula(itself, also):
+        raise ValueError(f"model: expected a module with RMSNorm modules in it, got a {itself.__qualname__} itself")
     places, left = [], []
     new: dict[torch.nn.Module, RMSNorm] = {}
     for prefix, parent in model.named_modules():
@@ -122,6 +124,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
             if old is None or isinstance(old, RMSNorm):
                 continue
             reason = _reason_to_leave(old, also)
+            if reason is None and _is_wrapped(parent):
+                reason = COMPILED
             if reason is None:
                 new[old] = new.get(old) or _replacement_of(old, also)
                 places.append(_Place(path, parent, name, old, new[old]))
@@ -157,12 +161,10 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     if formula is None:
         known = next((base for base in cls.__mro__[1:] if _known_formula(base, also)), None)
         return f"its class is not known, only that it derives from {known.__qualname__}" if known else UNKNOWN
-    # By its globals, which functools.wraps does not copy.
-    source = getattr(cls.forward, "__globals__", {}).get("__name__")
-    if "forward" in vars(module) or (cls not in also and source != cls.__module__):
-        return "its forward was patched"
+    if patched := [name for name in METHODS if name in vars(module) or (cls not in also and _is_foreign(cls, name))]:
+        return f"its {patched[0]} was patched"
     if module._compiled_call_impl is not None:
-        return "it is compiled by itself, as it is now"
+        return COMPILED
     allowed = {"weight", "bias"} if cls in also else {"weight"}
     if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= allowed:
         return f"it has other parameters than {' and '.join(sorted(allowed, reverse=True))}, or no weight at all"
@@ -189,6 +191,19 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     return None
 
 
+def _is_foreign(cls: type, name: str) -> bool:
+    """Whether a class has a method that is not its own module's."""
+    method = getattr(cls, name, None)
+    # By its globals, which functools.wraps does not copy.
+    return method is not None and getattr(method, "__globals__", {}).get("__name__") != cls.__module__
+
+
+def _is_wrapped(module: torch.nn.Module) -> bool:
+    """Whether this is what torch.compile makes of a module, whose call as it was then it keeps."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
 def _is_taken(number: object, least: float = -math.inf) -> bool:
     """Whether `cuops.rms_norm` takes this as a number."""
     try:
@@ -207,12 +222,12 @@ def _replacement_of(old: torch.nn.Module, also: Mapping[type, Formula]) -> RMSNo
     """A new module on the dictionaries of parameters and hooks of the old one: what happens to one happens to both."""
     formula = _known_formula(type(old), also)
     assert formula is not None
-    weight = old._parameters["weight"]
+    weight, eps = old._parameters["weight"], getattr(old, formula.eps)
     facts = {
         "normalized_shape": old.normalized_shape if weight is None else tuple(weight.shape),
-        "eps": getattr(old, formula.eps),
+        "eps": None if eps is None else float(eps),
         "elementwise_affine": weight is not None,
-        "weight_offset": _offset_of(old, formula),
+        "weight_offset": float(_offset_of(old, formula)),
         "_y_dtype": None if type(old) is torch.nn.RMSNorm else formula.y_dtype,
     }
     if "bias" not in old._parameters:

@@ -59,10 +59,12 @@ class RMSNorm(torch.nn.RMSNorm):
             raise ValueError(f"normalized_shape: expected at least one size, none below 0, got {sizes}")
         if eps is not None:
             _arguments.number("eps", eps, least=0)
+            eps = float(eps)  # torch.compile sees NumPy's numbers as arrays
         _arguments.number("weight_offset", weight_offset)
         if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"dtype: expected torch.float64, float32, float16 or bfloat16, got {dtype!r}")
-        self.__dict__.update(weight_offset=weight_offset, _y_dtype=None, bias=None)  # reset_parameters reads them
+        # reset_parameters reads these.
+        self.__dict__.update(weight_offset=float(weight_offset), _y_dtype=None, bias=None)
         super().__init__(sizes, eps, elementwise_affine, device=device, dtype=dtype)
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype))
