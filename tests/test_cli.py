@@ -187,10 +187,12 @@ def test_a_reader_that_leaves_is_no_failure(arguments, unbuffered):
     assert command.returncode in (0, 141)  # argparse passes over it where it prints help
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_knows_few_letters_is_no_failure(encoding):
+@pytest.mark.parametrize(
+    "few", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}]
+)
+def test_a_terminal_that_knows_few_letters_is_no_failure(few):
     command = [sys.executable, "-m", "cuops", "profile", "--help"]
-    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    environment = os.environ | {"PYTHONCOERCECLOCALE": "0"} | few
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"implementation" in done.stdout

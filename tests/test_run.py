@@ -162,6 +162,10 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["x.npy", "y.npy", "--weight", "x.npy"], "weight: expected an array of 1 dimension, got 3"),
         (["x.npy", "y.npy", "--weight", "one.safetensors"], "weight: expected an array of 1 dimension, got 0"),
         (["x.npy", "y.npy", "--weight", ""], "No such file"),  # as of a variable that is not set
+        (
+            ["two.safetensors:a", "y.safetensors", "--weight", "swapped.npy"],
+            "weight: expected this machine's byte order",
+        ),
         (["x.npy", "y.csv"], "expected a name that ends in .npy or .safetensors"),
         (["ints.npy", "y.npy"], "expected float64, float32, float16 or bfloat16, got int64"),
         (["x.npy", "y.npy", "--weight", "w9.npy"], "weight: expected the last of x's dimensions, (33,), got (9,)"),
@@ -186,6 +190,7 @@ def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsy
     save_file({name: torch.ones(2, 3, dtype=torch.bfloat16) for name in "ab"}, "two.safetensors")
     save_file({}, "none.safetensors")
     save_file({"w": torch.ones((), dtype=torch.bfloat16)}, "one.safetensors")
+    np.save("swapped.npy", np.ones(3, np.float32).astype(np.dtype(np.float32).newbyteorder()))
     for size in (9, 33):
         np.save(f"w{size}.npy", np.ones(size, np.float32))
     (tmp_path / "text.npy").write_text("no array")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuops
 
+from .. import _arguments
 from .._bench import SHORT_NAMES
 from .._torch import torch
 from . import operands, run_sample_normal
@@ -104,6 +105,7 @@ def main(options: argparse.Namespace) -> int:
     given = {name: location for name in operator.parameters if (location := getattr(options, name)) is not None}
     keywords = {name: parameter(location) for name, location in given.items()}
     for name, values in keywords.items():
+        _arguments.array(name, values)
         if values.ndim != 1:  # one for each column of a row
             raise ValueError(f"{name}: expected an array of 1 dimension, got {values.ndim}")
     lists = [location for option in operator.lists for location in getattr(options, option)]
