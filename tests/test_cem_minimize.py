@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import matplotlib as mpl
 import numpy as np
 import pytest
+import torch
 from cuops.cem import EarlyStopping, maximize, minimize
 
 
@@ -28,6 +32,28 @@ def test_a_target_is_met_by_all_problems():
     assert found.stopped_by is None
 
 
+def test_each_problem_may_rest_for_a_reason_of_its_own(array):
+    steps = iter(range(50))
+
+    def score(x):  # the first problem is below the target and gets ever better; the second one never does
+        return flat(x) + array([[-float(next(steps))], [1.0]])
+
+    rest = EarlyStopping(target=0.5, patience=3, every=1)
+    found = minimize(score, array([[0.0], [0.0]]), 1.0, steps=20, callbacks=rest)
+    assert found.steps == 4
+    assert found.stopped_by is rest
+
+
+def test_a_problem_without_a_reason_keeps_all_going(array):
+    steps = iter(range(50))
+
+    def score(x):
+        return flat(x) + array([[-1.0], [100.0 - next(steps)]])
+
+    rest = EarlyStopping(target=0.0, sigma=1e-9, patience=3, every=1)
+    assert minimize(score, array([[0.0], [0.0]]), 1.0, steps=20, callbacks=rest).stopped_by is None
+
+
 def test_stopping_is_looked_at_every_ten_steps_by_default():
     assert minimize(flat, np.zeros(2), 1.0, steps=50, callbacks=EarlyStopping(target=1.0)).steps == 10
 
@@ -46,6 +72,72 @@ def test_samples_are_counted_by_all_dimensions_of_an_event():
 def test_maximize_takes_a_function_of_one_x():
     found = maximize(lambda x: -float(x @ x), np.ones(3), 1.0, 20, steps=2, vectorized=False, seed=1)
     assert found.score == -float(found.x @ found.x)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Fraction,
+        np.float64,
+        np.array,
+        lambda value: np.array([value]),
+        lambda value: torch.tensor(value, dtype=torch.float64),
+        lambda value: torch.tensor([value], dtype=torch.float64, requires_grad=True),
+    ],
+    ids=["number", "numpy's number", "array ()", "array (1,)", "tensor ()", "tensor (1,)"],
+)
+def test_the_score_of_one_x_may_be_a_number_of_any_kind(kind, array):
+    found, want = (
+        minimize(
+            lambda x, kind=kind: kind(float((x**2).sum())),
+            array([1.0, 2.0]),
+            1.0,
+            20,
+            steps=2,
+            seed=1,
+            vectorized=False,
+        )
+        for kind in (kind, float)
+    )
+    assert found.score == want.score
+
+
+@pytest.mark.parametrize("infinite", [10**400, np.inf, torch.tensor(np.inf)], ids=["integer", "float", "tensor"])
+def test_a_score_beyond_all_floats_is_never_elite(infinite, array):
+    found = minimize(
+        lambda x: infinite if x[0] < 0 else float(x[0]), array([0.0]), 1.0, 50, steps=3, seed=1, vectorized=False
+    )
+    assert math.isfinite(found.score)
+    assert float(found.x[0]) >= 0
+
+
+@pytest.mark.parametrize(
+    ("error", "value"),
+    [
+        (TypeError, None),
+        (TypeError, "1"),
+        (TypeError, b"1"),
+        (TypeError, 1j),
+        (TypeError, [1.0]),
+        (TypeError, np.array("1")),
+        (TypeError, np.str_("1")),
+        (TypeError, np.complex64(1)),
+        (TypeError, np.array([1.0], object)),
+        (TypeError, np.ma.masked),
+        (TypeError, torch.tensor(1j)),
+        (TypeError, torch.tensor([1.0]).to_sparse()),
+        (ValueError, np.ones(2)),
+        (ValueError, np.ones((1, 1))),
+        (ValueError, np.ones(0)),
+        (ValueError, torch.ones(2)),
+        (ValueError, torch.ones(1, 1)),
+        (ValueError, torch.ones(0)),
+    ],
+    ids=lambda value: repr(value) if not isinstance(value, type) else value.__name__,
+)
+def test_what_is_no_score_of_one_x_is_refused_by_the_functions_name(error, value, array):
+    with pytest.raises(error, match="^function: expected "):
+        minimize(lambda x: value, array([0.0, 1.0]), 1.0, 20, steps=1, vectorized=False)
 
 
 def test_maximize_shows_a_bar(capsys):

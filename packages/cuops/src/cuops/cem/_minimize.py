@@ -49,6 +49,8 @@ Callback = Callable[[CrossEntropyMethod, History], Any]
 class EarlyStopping:
     """A callback that stops once every problem has reached its target, has come to rest, or no longer gets better.
 
+    Which of these it is may differ from problem to problem.
+
     Args:
         target: stop when the best score is at least as good.
         sigma: stop when the mean of the standard deviations is at most this.
@@ -80,14 +82,16 @@ class EarlyStopping:
         """Whether to stop."""
         if len(history) % self.every:
             return False
+        import numpy as np
+
         sign = -1 if method.maximize else 1
         costs = sign * history.best_so_far.reshape(len(history), -1)
-        rested = [history.sigma[-1] <= self.sigma] if self.sigma is not None else []
+        rested = [history.sigma[-1].reshape(-1) <= self.sigma] if self.sigma is not None else []
         if self.target is not None:
             rested.append(costs[-1] <= sign * self.target)
         if self.patience is not None and len(history) > self.patience:
             rested.append(costs[-1 - self.patience] <= costs[-1] + self.tolerance)  # as infinities are, too
-        return any(bool(there.all()) for there in rested)
+        return bool(np.any(rested, axis=0).all())
 
 
 def minimize(
@@ -113,7 +117,7 @@ def minimize(
         steps: how many at most.
         callbacks: called after each step with the method and the history; what returns true stops the search.
         progress: whether to show a bar, with the best score of the first problem.
-        vectorized: False where ``function`` takes one x, ``(*event)``, and returns a number.
+        vectorized: False where ``function`` takes one x, ``(*event)``, and returns a real number, or an array of one.
         cuda_graph: whether to capture a step in a CUDA graph and to replay it, which saves the time of launching; see
             `CrossEntropyMethod.capture`.
         options: the other arguments of `CrossEntropyMethod`.
@@ -185,7 +189,7 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
 def _one_by_one(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:
     def scores(samples: Any) -> Any:
         shape = samples.shape[: samples.ndim - len(method.event_shape)]
-        values = [float(function(x)) for x in samples.reshape(-1, *method.event_shape)]
+        values = [_options.score(function(x)) for x in samples.reshape(-1, *method.event_shape)]
         xp = library_of(samples)
         return xp.asarray(
             values, dtype=xp.float64, **({"device": samples.device} if is_tensor(samples) else {})

@@ -179,29 +179,42 @@ def seed(value: Any, generator: Any, mu: Any) -> int:
     return int(generator.integers(2**63 - 1))
 
 
-def scores(value: Any, shape: tuple[int, ...], memory: Any) -> Any:
+def score(value: Any) -> float:
+    """What a function made of one x: a real number, or an array of one, of the dtypes that `scores` takes."""
+    if not hasattr(value, "__array__"):
+        return float(value) if isinstance(value, bool) else _arguments.real("function", value)
+    if not is_tensor(value):
+        import numpy as np
+
+        value = np.asanyarray(value)
+    if tuple(value.shape) not in ((), (1,)):
+        raise ValueError(f"function: expected a number, got an array of shape {tuple(value.shape)}")
+    return float(scores(value, tuple(value.shape), value, "function").reshape(()))
+
+
+def scores(value: Any, shape: tuple[int, ...], memory: Any, name: str = "scores") -> Any:
     """Scores of this shape, contiguous, where the samples are, in a floating dtype."""
     if is_tensor(value) != is_tensor(memory) or not hasattr(value, "__array__"):
         kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
-        raise TypeError(f"scores: expected {kind}, as the samples, got a {type(value).__qualname__}")
+        raise TypeError(f"{name}: expected {kind}, as the samples, got a {type(value).__qualname__}")
     if not is_tensor(value):
         import numpy as np
 
         value = np.asanyarray(value)  # those of pandas and JAX, say
     if tuple(value.shape) != shape:
-        raise ValueError(f"scores: expected one for each sample, shape {shape}, got {tuple(value.shape)}")
+        raise ValueError(f"{name}: expected one for each sample, shape {shape}, got {tuple(value.shape)}")
     if is_tensor(memory):
         if value.device != memory.device:
-            raise ValueError(f"scores: expected a tensor on the samples' device, {memory.device}, got {value.device}")
+            raise ValueError(f"{name}: expected a tensor on the samples' device, {memory.device}, got {value.device}")
         if value.is_complex():
-            raise TypeError(f"scores: expected real numbers, got {value.dtype}")
+            raise TypeError(f"{name}: expected real numbers, got {value.dtype}")
         if value.layout is not torch.strided:
-            raise TypeError(f"scores: expected a dense tensor, got layout {value.layout}")
+            raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
         value = value.detach() if value.is_floating_point() else value.double()
         return (value if value.dtype in _arguments.TORCH_DTYPES else value.float()).contiguous().resolve_neg()
-    _arguments.plain("scores", value)
+    _arguments.plain(name, value)
     if value.dtype.name == "bfloat16":  # of ml_dtypes
         return value.astype("float32")
     if value.dtype.kind not in "fiub":
-        raise TypeError(f"scores: expected real numbers, got {value.dtype}")
+        raise TypeError(f"{name}: expected real numbers, got {value.dtype}")
     return value if value.dtype.kind == "f" else value.astype("float64")
