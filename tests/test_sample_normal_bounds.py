@@ -73,3 +73,38 @@ def test_gradients_on_a_bound_however_far_out_are_those_of_an_exponential_distri
     assert by_mu == pytest.approx(want[0], rel=noise, abs=1e-16)
     assert sign * by_sigma == pytest.approx(want[1], rel=noise, abs=1e-15)
     assert sum(by_bounds) == pytest.approx(1 - by_mu, abs=1e-7 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("width", [None, 1.0])
+@pytest.mark.parametrize("sigma", [1e-149, 1e-152, 1e-160, 5e-324])
+def test_where_samples_are_the_bound_the_gradient_is_the_bounds(sigma, width, sign, device):
+    mu, sigma, near, beyond = (
+        torch.full((2,), value, dtype=torch.float64, device=device, requires_grad=True)
+        for value in (0.0, sigma, sign * 1.0, sign * (1.0 + (width or 0.0)))
+    )
+    bounds = {"low" if sign > 0 else "high": near} | ({"high" if sign > 0 else "low": beyond} if width else {})
+    x = cuops.sample_normal(mu, sigma, 50, seed=1, **bounds)
+    assert (x == sign).all()
+    given = (near, mu, sigma, *([beyond] if width else []))
+    by_near, *others = torch.autograd.grad(x.sum() / 50, given)
+    torch.testing.assert_close(by_near, torch.ones_like(near))
+    assert all((gradient.abs() < 1e-100).all() for gradient in others)
+
+
+def test_a_sigma_without_end_is_a_number_between_bounds_and_refused_beside_one(array):
+    mu, sigma = array([0.0, 1.0, 2.0]), array([1.0, np.inf, 1.0])
+    for one_bound in (
+        {"low": -1.0},
+        {"high": array([3.0])},
+        {"low": array([-1.0, -np.inf, -1.0]), "high": 3.0},
+        {"low": -np.inf},
+    ):
+        with pytest.raises(ValueError, match="^sigma: expected finite numbers"):
+            cuops.sample_normal(mu, sigma, 4, seed=1, validate=True, **one_bound)
+    elsewhere = {"low": array([-np.inf, -1.0, -1.0]), "high": array([3.0, 3.0, np.inf])}
+    for bounds in ({"low": -1.0, "high": 3.0}, elsewhere):
+        x = cuops.sample_normal(mu, sigma, 4000, seed=1, validate=True, **bounds)[:, 1]
+        assert ((x > -1) & (x < 3)).all()
+        assert abs(float(x.mean()) - 1) < 5 * (4 / 12**0.5) / 4000**0.5  # of a uniform distribution
+    assert (abs(cuops.sample_normal(mu, sigma, 4, seed=1, validate=True)[:, 1]) == np.inf).all()

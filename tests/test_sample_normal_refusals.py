@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import cuops
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -115,6 +116,39 @@ def test_bounds_in_the_wrong_order_are_an_error_on_the_cpu_and_on_cuda_where_it_
         assert ((x[:, 0] >= 0) & (x[:, 0] <= 1)).all()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "dtype", "message"),
+    [
+        ({"high": [math.nan, 1.0, 1.0]}, "float64", "high: expected numbers, got NaN"),
+        ({"low": [0.0, math.nan, 0.0], "high": 1.0}, "float32", "low: expected numbers, got NaN"),
+        ({"low": 0.0, "high": [1.0, -1.0, math.nan]}, "float32", "high: expected numbers, got NaN"),
+        ({"high": -math.inf}, "float32", "high: expected more than -inf everywhere"),
+        ({"high": [1.0, 1.0, -math.inf]}, "float32", "high: expected more than -inf everywhere"),
+        ({"low": math.inf}, "float64", "low: expected less than inf everywhere"),
+        ({"low": [math.inf, 0.0, 0.0]}, "float64", "low: expected less than inf everywhere"),
+        ({"low": [1.0] * 3, "high": [-1.0] * 3}, "float32", "low: expected less than high everywhere"),
+        ({"low": 1.0, "high": [2.0, 1.0, 2.0]}, "float64", "low: expected less than high everywhere"),
+        ({"low": -math.inf, "high": -math.inf}, "float64", "low: expected less than high everywhere"),
+        ({"low": 0.10001, "high": [0.10002] * 3}, "float16", "low: expected less than high everywhere in the samples'"),
+        ({"low": [70000.0] * 3}, "float16", "low: expected less than inf everywhere in the samples'"),
+        ({"high": -70000.0}, "float16", "high: expected more than -inf everywhere in the samples'"),
+    ],
+)
+def test_a_bound_that_leaves_no_numbers_is_refused_by_its_name_and_for_its_reason(bounds, dtype, message, array):
+    ending = "" if dtype != "float16" else f" dtype, .*{dtype}"
+    given = {name: array(value) if isinstance(value, list) else value for name, value in bounds.items()}
+    with pytest.raises(ValueError, match=f"^{message}{ending}$"):
+        cuops.sample_normal(array([0.0] * 3, dtype), 1.0, 2, validate=True, **given)
+
+
+@pytest.mark.parametrize("name", ["sigma", "low", "high"])
+def test_nan_of_numpys_bfloat16_is_refused_by_name_without_a_warning(name):
+    mu = np.zeros(2, ml_dtypes.bfloat16)
+    given = {"sigma": 1.0} | {name: np.array([1.0, math.nan], ml_dtypes.bfloat16)}
+    with pytest.raises(ValueError, match=f"^{name}: expected numbers"):
+        cuops.sample_normal(mu, num_samples=2, seed=1, **given)
+
+
 def test_out_whose_elements_share_memory_is_refused_and_not_written(device):
     mu, sigma = parameters((4,), device=device)
     memory = torch.full((20,), 7.0, device=device)
@@ -159,6 +193,31 @@ def test_out_and_gradients_do_not_go_together(device):
     mu, sigma = parameters((3,), device=device)
     with pytest.raises(ValueError, match="^out: "):
         cuops.sample_normal(mu.requires_grad_(), sigma, 5, out=torch.empty(5, 3, device=device))
+
+
+def test_out_that_may_not_be_written_is_refused_before_a_generator_moves(device):
+    mu, sigma = parameters((3,), device=device)
+    generator = torch.Generator(device)
+    before = generator.get_state()
+    leaf = torch.zeros(5, 3, device=device, requires_grad=True)
+    with torch.inference_mode():
+        for_inference = torch.zeros(5, 3, device=device)
+    for out in (leaf, leaf * 1, for_inference):
+        with pytest.raises(ValueError, match="^out: expected no"):
+            cuops.sample_normal(mu, sigma, 5, generator=generator, out=out)
+        assert (out == 0).all()
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_out_is_written_where_no_gradients_are_followed(without, device):
+    mu, sigma = parameters((3,), device=device)
+    out = torch.zeros(5, 3, device=device, requires_grad=True)
+    with without():
+        for given in (out, torch.zeros(5, 3, device=device)):
+            assert torch.equal(
+                cuops.sample_normal(mu, sigma, 5, seed=1, out=given), cuops.sample_normal(mu, sigma, 5, seed=1)
+            )
 
 
 @gpu

@@ -84,3 +84,137 @@ def test_a_bound_that_wants_a_gradient_gives_the_same_samples(transform, device)
         )
         assert torch.equal(x, y)
         assert x.isfinite().all()
+
+
+def along_a_gradient(f, low, t):
+    return (torch.func.grad(f)(low) * t).sum()
+
+
+def along_a_jacobian(f, low, t):
+    return (torch.func.jacrev(f)(low) * t).sum()
+
+
+def along_a_forward_jacobian(f, low, t):
+    return (torch.func.jacfwd(f)(low) * t).sum()
+
+
+def along_what_autograd_finds(f, low, t):
+    low = low.clone().requires_grad_()
+    return (torch.autograd.grad(f(low), low)[0] * t).sum()
+
+
+def along_a_tangent(f, low, t):
+    return torch.func.jvp(f, (low,), (t,))[1]
+
+
+def along_a_compiled_tangent(f, low, t):
+    torch.compiler.reset()
+    return torch.compile(lambda low, t: along_a_tangent(f, low, t), fullgraph=True, backend="aot_eager")(low, t)
+
+
+def along_a_dual_tensor(f, low, t):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(low, t))).tangent
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "whole"])
+@pytest.mark.parametrize(
+    "along",
+    [
+        along_a_gradient,
+        along_a_jacobian,
+        along_a_forward_jacobian,
+        along_what_autograd_finds,
+        along_a_tangent,
+        along_a_compiled_tangent,
+        along_a_dual_tensor,
+    ],
+)
+def test_a_bound_of_another_dtype_has_its_derivative_however_it_is_asked_for(along, is_mapped, device):
+    def draws(low):
+        return cuops.sample_normal(torch.zeros(3, device=device), 1.0, 4, low=low, seed=1)
+
+    def rows(low):
+        return torch.stack([draws(row) for row in low])
+
+    low = torch.tensor([[-0.5, 0.1, -torch.inf], [0.3, -1.0, 2.0]], dtype=torch.float64, device=device)
+    t = torch.arange(1.0, 7.0, dtype=torch.float64, device=device).reshape(2, 3)
+    leaf = low.clone().requires_grad_()
+    want = (torch.autograd.grad(rows(leaf).sum(), leaf)[0] * t).sum()
+    assert want > 0
+    found = along(lambda low: (torch.vmap(draws) if is_mapped else rows)(low).sum(), low, t)
+    # All terms are positive: 4 of each of the 6 bounds are rounded to float32, as their sums are.
+    torch.testing.assert_close(found.double(), want, rtol=2 * 24 * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=["unbounded", "bounded"])
+def test_out_has_the_tangent_of_the_samples(bounds, device):
+    mu, out = torch.zeros(3, device=device), torch.empty(3, 3, device=device)
+    tangents = []
+    for given in (None, out):
+        with forward_ad.dual_level():
+            x = samples(forward_ad.make_dual(mu, torch.ones_like(mu)), {**bounds, "out": given})
+            tangents.append(forward_ad.unpack_dual(x).tangent)
+    assert x is out
+    torch.testing.assert_close(*tangents)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=["unbounded", "bounded"])
+def test_a_backward_maps_and_has_the_tangent_of_its_gradient(bounds, device):
+    mu = torch.tensor([0.1, -2.0, 3.0], dtype=torch.float64, device=device, requires_grad=True)
+    sigma = torch.ones_like(mu, requires_grad=True)
+    x = cuops.sample_normal(mu, sigma, 3, seed=3, **bounds)
+    grad, tangent = torch.randn((2, *x.shape), dtype=x.dtype, device=device)
+
+    def backward(grad):
+        return torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
+
+    with forward_ad.dual_level():
+        dual = [forward_ad.unpack_dual(g) for g in backward(forward_ad.make_dual(grad, tangent))]
+    torch.testing.assert_close([g.primal for g in dual], [*backward(grad)])
+    torch.testing.assert_close([g.tangent for g in dual], [*backward(tangent)])
+    torch.testing.assert_close(torch.func.jvp(backward, (grad,), (tangent,)), (backward(grad), backward(tangent)))
+    both = torch.stack([grad, tangent])
+    want = [torch.stack(pair) for pair in zip(backward(grad), backward(tangent), strict=True)]
+    torch.testing.assert_close([*torch.vmap(backward)(both)], want)
+    torch.testing.assert_close([*torch.autograd.grad(x, (mu, sigma), both, is_grads_batched=True)], want)
+
+
+def of_a_dual_gradient(x, mu, grad):
+    with forward_ad.dual_level():
+        found = torch.autograd.grad(x, mu, forward_ad.make_dual(grad, grad), create_graph=True)[0]
+        return forward_ad.unpack_dual(found)
+
+
+def of_mapped_gradients(x, mu, grad):
+    return torch.autograd.grad(x, mu, grad[None], is_grads_batched=True, create_graph=True)
+
+
+def of_a_gradients_map(x, mu, grad):
+    return torch.vmap(lambda g: torch.autograd.grad(x, mu, g, create_graph=True))(grad[None])
+
+
+def a_draw_and_a_gradient(device):
+    mu, low = (
+        torch.tensor(a, dtype=torch.float64, device=device, requires_grad=True) for a in ([0.1, -2.0], [-1.0, 0.5])
+    )
+    x = cuops.sample_normal(mu, 1.0, 3, low=low, seed=3)
+    return mu, low, x, torch.ones_like(x, requires_grad=True)
+
+
+@pytest.mark.parametrize("first", [of_a_dual_gradient, of_mapped_gradients, of_a_gradients_map])
+def test_a_transformed_backward_of_truncated_samples_refuses_a_second_derivative(first, device):
+    mu, low, x, grad = a_draw_and_a_gradient(device)
+    for found in first(x, mu, grad):
+        for a in (mu, low):
+            with pytest.raises(NotImplementedError, match="second derivatives of truncated samples"):
+                torch.autograd.grad(found.sum(), a, retain_graph=True)
+
+
+@pytest.mark.parametrize("first", [of_a_dual_gradient, of_a_gradients_map])
+def test_a_transformed_backward_of_truncated_samples_has_a_derivative_by_its_gradient(first, device):
+    mu, _, x, grad = a_draw_and_a_gradient(device)
+    want = torch.autograd.grad(x.sum(), mu, retain_graph=True)[0]
+    for found in first(x, mu, grad):
+        by_grad = torch.autograd.grad(found.sum(), grad, retain_graph=True)[0]
+        torch.testing.assert_close(by_grad.sum(0), want)

@@ -91,7 +91,8 @@ def sample_normal(
         mu: ``(..., d)``, the means, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy array
             (computed on the GPU where there is one, in bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA of
             any library that speaks DLPack.
-        sigma: the standard deviations, at least 0: an array like mu, or a number.
+        sigma: the standard deviations, at least 0: an array like mu, or a finite number. With bounds, it is finite
+            unless both of them are.
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used.
         sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
         shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
@@ -107,7 +108,8 @@ def sample_normal(
             the seed, and the number of the stream, 0 by default. Nothing is advanced.
         start: the number of the first sample.
         out: for tensors and NumPy arrays, one of the result's shape and dtype that the samples are written into, and
-            that is returned. No two of its elements may share memory, and no argument may require a gradient.
+            that is returned. No two of its elements may share memory; where autograd records, neither it nor another
+            argument may require a gradient; and outside of inference mode, it is no inference tensor.
         validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU.
             Without it, a negative sigma, or low not below high, gives NaN. Values of arrays on the CPU are always
             looked at, but in compiled code and under transforms.
@@ -153,8 +155,7 @@ def sample_normal(
         raise TypeError(f"dtype: expected float64, float32, float16 or bfloat16, got {dtype}")
     if seed is not None and generator is not None:
         raise ValueError("seed: expected either a seed or a generator, got both")
-    if low is not None and high is not None and isinstance(low, numbers.Real) and isinstance(high, numbers.Real):
-        _checks.bounds(low < high)  # type: ignore[operator]
+    _checks.order(given)
     sizes = (*shape[:-1], num_samples, shape[-1]) if sample_dim == 0 else (*shape, num_samples)
     draw = Draw(0, 0, num_samples, start, sample_dim, bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):

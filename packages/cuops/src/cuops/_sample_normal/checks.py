@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .. import _arguments
 from .._torch import torch
-from .noise import MOST_COLUMNS, MOST_SAMPLES
+from .noise import MOST_COLUMNS, MOST_SAMPLES, _wide
 
 
 def number(name: str, value: Any) -> Any:
@@ -22,11 +23,43 @@ def number(name: str, value: Any) -> Any:
     return value if value is None else _arguments.real(name, value)
 
 
-def bounds(ordered: bool, dtype: Any = None) -> None:
-    """`ordered` says whether low is less than high everywhere: as given, or rounded to the samples' dtype."""
-    if not ordered:
-        where = "" if dtype is None else f" in the samples' dtype, {dtype}"
-        raise ValueError(f"low: expected less than high everywhere{where}")
+def order(given: dict[str, Any]) -> None:
+    """Bounds without arrays are in order."""
+    low, high = _or_infinite(given)
+    if isinstance(low, float) and isinstance(high, float) and not low < high:
+        raise _unordered(given)
+
+
+def values(given: dict[str, Any], sigma: Any, low: Any, high: Any) -> None:
+    """What arrays of either library hold; low and high are those given, in the samples' dtype, or both None."""
+    if not bool((sigma >= 0).all()):
+        raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
+    if low is None:
+        return
+    if not bool((low < high).all()):
+        raise _why_unordered(given, low.dtype)
+    if bool(((sigma == math.inf) & ((low == -math.inf) | (high == math.inf))).any()):
+        raise ValueError("sigma: expected finite numbers where not both bounds are finite, got an infinite one")
+
+
+def _or_infinite(given: dict[str, Any]) -> tuple[Any, Any]:
+    low, high = given["low"], given["high"]
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
+def _why_unordered(given: dict[str, Any], dtype: Any) -> ValueError:
+    low, high = (a if isinstance(a, float) else _wide(a) for a in _or_infinite(given))
+    for name, bound in (("low", low), ("high", high)):
+        if not isinstance(bound, float) and bool((bound != bound).any()):
+            return ValueError(f"{name}: expected numbers, got NaN")
+    ordered: Any = low < high  # of numbers it is True, as `order` has seen
+    return _unordered(given, f" in the samples' dtype, {dtype}" if ordered is True or bool(ordered.all()) else "")
+
+
+def _unordered(given: dict[str, Any], where: str = "") -> ValueError:
+    if given["low"] is None:
+        return ValueError(f"high: expected more than -inf everywhere{where}")
+    return ValueError(f"low: expected less than {'inf' if given['high'] is None else 'high'} everywhere{where}")
 
 
 def draw(num_samples: Any, sample_dim: Any, start: Any, columns: int) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from .._transforms import is_transformed
 from . import checks
 from .bounds import rounded_inwards
 from .noise import Draw
+from .quantile import Once
 from .random_state import random_state
 
 library = torch.library.Library("cuops", "FRAGMENT")
@@ -132,9 +133,12 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _bwd(ctx, grad):  # type: ignore[no-untyped-def]
-    mu, sigma, low, high, state = ctx.saved_tensors
-    found = torch.ops.cuops.sample_normal_bwd(grad, mu, sigma, low, high, state, *ctx.constants)
-    gradients = [None if a is None else g for a, g in zip((mu, sigma, low, high), found, strict=True)]
+    *given, state = ctx.saved_tensors
+    backward = torch.ops.cuops.sample_normal_bwd
+    if is_transformed():
+        backward, given = _bwd_plain, given if given[2] is None else Once.apply(*given)
+    found = backward(grad, *given, state, *ctx.constants)
+    gradients = [None if a is None else g for a, g in zip(given, found, strict=True)]
     return (*gradients, *[None] * 9)
 
 
@@ -172,12 +176,15 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
         low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
     traced = _is_traced(mu, sigma)
     if (validate or not mu.is_cuda) and not traced and not is_transformed():
-        _check_values(sigma, low, high)
+        checks.values(given, sigma, low, high)
     if out is not None:
         _arguments.out(out, sizes, dtype, mu, "mu")
         if not _is_compiling():
             _arguments.apart("out", out)
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (mu, sigma, low, high)):
+            if out.is_inference() and not torch.is_inference_mode_enabled():
+                raise ValueError("out: expected no inference tensor outside of inference mode")
+        asked = mu, sigma, low, high, out
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in asked):
             raise ValueError("out: expected no argument that requires a gradient")
     if 0 in sizes and out is not None:
         return out
@@ -185,7 +192,7 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
     state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed, traced)
     is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not (_is_compiling() or out.is_neg())
-    if is_in_place and _arguments.are_apart(out, *parameters):
+    if is_in_place and not is_transformed() and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         torch.autograd.graph.increment_version(out)
         return out
@@ -204,13 +211,6 @@ def _is_traced(*tensors: Tensor) -> bool:
     return any(tensor.is_meta or _is_fake(tensor) for tensor in tensors)
 
 
-def _check_values(sigma: Tensor, low: Tensor | None, high: Tensor | None) -> None:
-    if not bool((sigma >= 0).all()):
-        raise ValueError("sigma: expected numbers of at least 0, got a negative one or NaN")
-    if low is not None and high is not None:
-        checks.bounds(bool((low < high).all()), low.dtype)
-
-
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     """A bound in the result's dtype, rounded to where it still holds."""
     if not isinstance(bound, Tensor):
@@ -222,7 +222,7 @@ def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     if bound.dtype == dtype:
         return bound
     rounded = rounded_inwards(bound.detach(), dtype, up)
-    if not bound.requires_grad:
+    if not bound.requires_grad and not is_transformed():
         return rounded
     return rounded + torch.where(bound.isfinite(), bound - bound.detach(), 0).to(dtype)
 

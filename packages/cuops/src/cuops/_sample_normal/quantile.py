@@ -38,23 +38,34 @@ class Quantile(torch.autograd.Function):
         return sum(found[1:], found[0])
 
 
-class _Slopes(torch.autograd.Function):
-    """Its derivatives by the parameters."""
+class Once(torch.autograd.Function):
+    """Tensors as they are, of which a further derivative is refused."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(noise: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        return truncation.slopes(torch, parameters, noise)
+    def forward(*given: Tensor) -> tuple[Tensor, ...]:
+        """Views."""
+        return tuple(a.view_as(a) for a in given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        pass
+        """Keeps nothing."""
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
         raise NotImplementedError("second derivatives of truncated samples are not there")
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
         raise NotImplementedError("second derivatives of truncated samples are not there")
+
+
+class _Slopes(Once):
+    """The quantile's derivatives by the parameters."""
+
+    @staticmethod
+    def forward(noise: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        return truncation.slopes(torch, parameters, noise)

@@ -153,6 +153,7 @@ def slopes(xp: Any, parameters: Sequence[Any], u: Any) -> tuple[Any, Any, Any, A
     mu, sigma, low, high = parameters
     still, inside = sigma == 0, (low < mu) & (mu < high)  # with a sigma of 0, x is mu, or the bound that it is beyond
     at = _placed(xp, (mu, xp.where(still, 1, sigma), low, high), u)
+    still = still | ~at.narrow & (at.near > FARTHEST)  # beyond a bound so far out, x is the bound, too
     # From the nearer bound to the quantile, and from there to the farther one, which may be infinitely far.
     share = xp.where(at.mirrored, 1 - at.share, at.share)
     z = xp.where(at.falls, -at.distance, at.distance)
