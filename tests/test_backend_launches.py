@@ -200,6 +200,29 @@ def test_the_plan_that_docs_show_is_printed_for_the_gpu_that_they_name(installat
     assert printed.split() == shown.split()
 
 
+def test_scratch_that_pytorch_has_no_memory_for_is_a_runtime_error(installation: Installation, driver: Path):
+    """As it is where PyTorch's own operators find none; its allocator says MemoryError."""
+    code = """
+        from tvm_ffi.libinfo import find_libtvm_ffi
+        Report = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+        Allocate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, Report)
+
+        @Allocate
+        def refuse(prototype, out, context, report):
+            report(context, b"MemoryError", b"there is no room")
+            return -1
+
+        ffi, library = ctypes.CDLL(find_libtvm_ffi()), _backend.library()
+        assert ffi.TVMFFIEnvSetDLPackManagedTensorAllocator(refuse, 1, None) == 0
+        x, y, weight = on_cuda((1, 1 << 20), "float32"), on_cuda((1, 1 << 20), "float32"), on_cuda((1 << 20,), "float32")
+        try:
+            library.rms_norm_fwd(y, None, None, x, None, weight, None, 1e-6, 0.0)
+        except RuntimeError as error:
+            print(error)
+    """
+    assert "there is no room" in installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver)
+
+
 def test_distributions_of_few_samples_are_drawn_together(installation: Installation, driver: Path, tmp_path: Path):
     code = "import cuops, numpy; cuops.sample_normal(numpy.zeros((20_000, 3)), numpy.ones((20_000, 3)), 2)"
     installation.output(code, LIBRARIES=driver, STAND_IN_LOG=tmp_path / "log")
