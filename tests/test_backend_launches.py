@@ -237,6 +237,14 @@ KRON_SIZES = [
 ]  # fmt: skip
 
 
+def test_kronecker_products_have_plans_for_a_part_of_a_gpu(installation: Installation, driver: Path):
+    code = f"""
+        for sizes in {KRON_SIZES}:
+            _backend.library().kron_linear_plan(1, 1000, [size for pair in sizes for size in pair], 1, False, 0)
+    """
+    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, STAND_IN_MULTIPROCESSORS=1)
+
+
 @pytest.mark.parametrize("capability", [61, 75, 80, 86, 90, 120])
 def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
     installation: Installation, driver: Path, tmp_path: Path, capability: int

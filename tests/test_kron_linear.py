@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuops import reference
+from cuops._kron_linear.fused import in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kron_samples import DTYPES, EMPTY, LARGE, SAMPLES, arguments, check, definition, exact_gradients, make
@@ -107,6 +108,14 @@ def test_any_layout(layout, of_factors, dtype, device):
     before = x.clone()
     check(cuops.kron_linear(x, factors, bias), x, factors, bias)
     assert torch.equal(x, before)
+
+
+def test_more_rows_of_two_strides_than_the_library_counts_are_copied():
+    many = torch.empty(2, 2**31 + 2, 8, dtype=torch.float16, device="meta")
+    few, apart = many[:, :1000], many[:, : 2**31 + 1]
+    assert in_place(few) is few
+    assert in_place(apart) is not apart
+    assert in_place(apart).is_contiguous()
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,9 +1,9 @@
 // A stand-in for the CUDA driver on machines without a GPU: device memory is the host's, the kernels of RMSNorm are run here.
-// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1) and STAND_IN_ROOM (16), the blocks that a cluster has
-// room for, describe it; a launch with more shared memory than that capability has is refused. STAND_IN_FAIL, like
-// cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every load and launch,
-// STAND_IN_IMAGE one for the last image loaded, up to the table of sections. STAND_IN_PAGE_LOCKED (0) is 1 where all memory of the
-// host is page-locked, 2 where the first 8 bytes of each array are.
+// STAND_IN_VERSION (12080), STAND_IN_CAPABILITY (90), STAND_IN_DEVICES (1), STAND_IN_MULTIPROCESSORS (132) and STAND_IN_ROOM (16),
+// the blocks that a cluster has room for, describe it; a launch with more shared memory than that capability has is refused.
+// STAND_IN_FAIL, like cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every
+// load and launch, STAND_IN_IMAGE one for the last image loaded, up to the table of sections. STAND_IN_PAGE_LOCKED (0) is 1 where
+// all memory of the host is page-locked, 2 where the first 8 bytes of each array are.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -241,7 +241,7 @@ DRIVER(cuDeviceGetAttribute, int* value, int attribute, int) {
   const int capability = setting("STAND_IN_CAPABILITY", 90);
   *value = attribute == 75   ? capability / 10
            : attribute == 76 ? capability % 10
-           : attribute == 16 ? 132
+           : attribute == 16 ? setting("STAND_IN_MULTIPROCESSORS", 132)
            : attribute == 97 ? most_shared()
                              : 0;
   return 0;

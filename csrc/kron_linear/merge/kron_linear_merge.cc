@@ -22,7 +22,7 @@ Kernel& kernel_of(DType dtype, bool merges) {
   return kernels[dtype != kFloat64][merges];
 }
 
-// The factors, and the products: of the first `cut` of them, and of the others if there are any. No product is empty.
+// The factors, and the products: of the first `cut` of them, and of the others if there are any.
 KronMergeParams params_of(const Tensors& factors, int64_t cut, const tvm::ffi::Optional<TensorView>& scales, const char* products,
                           const Optionals& arrays) {
   const int count = static_cast<int>(factors.size());
@@ -33,6 +33,8 @@ KronMergeParams params_of(const Tensors& factors, int64_t cut, const tvm::ffi::O
   const DLDevice device = factors[0].device();
   if (device.device_type != kDLCUDA) raise("ValueError", "factors: expected arrays on a CUDA device");
   const std::vector<KronSize> sizes = sizes_of(factors, p.dtype, device);
+  for (const KronSize& size : sizes)
+    if (std::min(size.out, size.in) < 1) raise("ValueError", "factors: expected no empty one");
   fill_factors(p.factors, factors, p.dtype);
   p.factor_count = count;
   p.product_count = count > cut ? 2 : 1;
@@ -46,8 +48,8 @@ KronMergeParams params_of(const Tensors& factors, int64_t cut, const tvm::ffi::O
     for (int k = product.first; k < product.first + product.count; ++k) {
       rows *= sizes[k].out;
       columns *= sizes[k].in;
-      if (std::min(rows, columns) < 1 || std::max(rows, columns) > kMergeLargest)
-        raise("ValueError", "factors: expected products of 1 to " + std::to_string(kMergeLargest) + " rows and columns");
+      if (std::max(rows, columns) > kMergeLargest)
+        raise("ValueError", "factors: expected products of up to " + std::to_string(kMergeLargest) + " rows and columns");
     }
     product.rows = static_cast<int>(rows);
     product.columns = static_cast<int>(columns);

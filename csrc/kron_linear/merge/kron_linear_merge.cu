@@ -14,8 +14,8 @@ __device__ Acc element_of(const KronMergeParams& p, int factor, int row, int col
   return load_element<Acc>(p.dtype, f.data, row * f.row_stride + column * f.column_stride);
 }
 
-// The exponents of the largest elements of two products, by all threads. Those of factors multiply; one that is zero, or has no
-// finite one, counts as 1.
+// The exponents of the largest elements of two products, by all threads: sums of those of their factors. One that is zero, or has
+// an infinity, counts as 1.
 template <class Acc>
 __device__ void find_exponents(const KronMergeParams& p, int (&exponents)[kMergeProducts]) {
   __shared__ int of_factor[kMergeFactors];

@@ -38,6 +38,7 @@ KronGroup plan_in_parts(const KronProblem& problem, const KronDevice& device, Ke
                         const LaunchShape& shape, double compute) {
   KronGroup group(problem);
   if (device.tuned != 90 || problem.dtype != kFloat32 || problem.inner > 1 || group.count > kKronFactors) return group;
+  if (device.multiprocessors < static_cast<int>(shape.cluster)) return group;  // of a part of a GPU
   KronAxesParams& p = group.params.emplace<KronAxesParams>();
   if (axes_of(problem.sizes, size, axes, p.ends) != axes) return group;
   group.kernel = kernel;

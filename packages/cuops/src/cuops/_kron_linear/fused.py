@@ -16,7 +16,7 @@ from ..kron_plan import GEMM
 from .gemm import apply_along, chain_of_matmuls, out_shape
 from .merge import product_of
 
-VECTOR = 16  # bytes that the kernels read at once
+VECTOR, MOST_ROWS = 16, 1 << 32  # bytes that the kernels read at once; rows that they count
 DTYPES = {dtype: number for number, dtype in enumerate(TORCH_DTYPES)}
 
 
@@ -38,11 +38,14 @@ def in_place(x: Tensor) -> Tensor:
     """x, or a copy where the library could not read it, or only slowly: not in vectors though its rows are whole ones.
 
     Other rows of 4 bytes an element or less have a fast kernel only where they are one stride apart and do not overlap.
+    Of rows with two strides it counts up to MOST_ROWS.
     """
     size, contiguous = x.element_size(), x.is_contiguous()
     if contiguous and x.data_ptr() % VECTOR == 0:
         return x
     readable = contiguous or (x.ndim <= 3 and x.stride(-1) == 1)
+    if readable and x.ndim == 3 and x.numel() >= MOST_ROWS * x.shape[-1]:
+        readable = contiguous or x.stride(0) == x.shape[1] * x.stride(1)
     if readable and x.shape[-1] * size % VECTOR == 0:
         readable = x.data_ptr() % VECTOR == 0 and all(step * size % VECTOR == 0 for step in x.stride()[:-1])
     elif readable and not contiguous and size <= 4:

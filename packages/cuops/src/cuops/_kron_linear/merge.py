@@ -77,5 +77,7 @@ def unmerge(dproduct: Tensor, factors: Sequence[Tensor], needs: Sequence[bool]) 
         if needs[k]:
             own = products[k - 1] @ left.reshape(-1, factors[k].numel()) if k else left
             found[k] = own.reshape(factors[k].shape).to(factors[k].dtype)
+        if not any(needs[:k]):
+            break
         left = left.reshape(-1, factors[k].numel()) @ elements[k]
     return found
