@@ -82,9 +82,9 @@ def test_maximize_takes_a_function_of_one_x():
         np.array,
         lambda value: np.array([value]),
         lambda value: torch.tensor(value, dtype=torch.float64),
-        lambda value: torch.tensor([value], dtype=torch.float64, requires_grad=True),
+        lambda value: torch.tensor([[value]], dtype=torch.float64, requires_grad=True),
     ],
-    ids=["number", "numpy's number", "array ()", "array (1,)", "tensor ()", "tensor (1,)"],
+    ids=["number", "numpy's number", "array ()", "array (1,)", "tensor ()", "tensor (1, 1)"],
 )
 def test_the_score_of_one_x_may_be_a_number_of_any_kind(kind, array):
     found, want = (
@@ -127,10 +127,10 @@ def test_a_score_beyond_all_floats_is_never_elite(infinite, array):
         (TypeError, torch.tensor(1j)),
         (TypeError, torch.tensor([1.0]).to_sparse()),
         (ValueError, np.ones(2)),
-        (ValueError, np.ones((1, 1))),
+        (ValueError, np.ones((1, 2))),
         (ValueError, np.ones(0)),
         (ValueError, torch.ones(2)),
-        (ValueError, torch.ones(1, 1)),
+        (ValueError, torch.ones(2, 1)),
         (ValueError, torch.ones(0)),
     ],
     ids=lambda value: repr(value) if not isinstance(value, type) else value.__name__,

@@ -91,8 +91,8 @@ def sample_normal(
         mu: ``(..., d)``, the means, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy array
             (computed on the GPU where there is one, in bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA of
             any library that speaks DLPack.
-        sigma: the standard deviations, at least 0: an array like mu, or a finite number. With bounds, it is finite
-            unless both of them are.
+        sigma: the standard deviations, at least 0: an array like mu, or a finite number. Where only one bound is
+            finite, sigma has to be finite, too.
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used.
         sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
         shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
@@ -111,8 +111,8 @@ def sample_normal(
             that is returned. No two of its elements may share memory; where autograd records, neither it nor another
             argument may require a gradient; and outside of inference mode, it is no inference tensor.
         validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU.
-            Without it, a negative sigma, or low not below high, gives NaN. Values of arrays on the CPU are always
-            looked at, but in compiled code and under transforms.
+            Without it, a negative sigma, low not below high, or an infinite sigma beside one finite bound gives NaN.
+            Values of arrays on the CPU are always looked at, but in compiled code and under transforms.
 
     Returns:
         x in mu's kind of array, on mu's device.

@@ -117,7 +117,7 @@ def minimize(
         steps: how many at most.
         callbacks: called after each step with the method and the history; what returns true stops the search.
         progress: whether to show a bar, with the best score of the first problem.
-        vectorized: False where ``function`` takes one x, ``(*event)``, and returns a real number, or an array of one.
+        vectorized: False where ``function`` takes one x, ``(*event)``, and returns a real number, or an array with one.
         cuda_graph: whether to capture a step in a CUDA graph and to replay it, which saves the time of launching; see
             `CrossEntropyMethod.capture`.
         options: the other arguments of `CrossEntropyMethod`.

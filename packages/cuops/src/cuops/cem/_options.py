@@ -180,14 +180,14 @@ def seed(value: Any, generator: Any, mu: Any) -> int:
 
 
 def score(value: Any) -> float:
-    """What a function made of one x: a real number, or an array of one, of the dtypes that `scores` takes."""
+    """What a function made of one x: a real number, or an array with one, of the dtypes that `scores` takes."""
     if not hasattr(value, "__array__"):
         return float(value) if isinstance(value, bool) else _arguments.real("function", value)
     if not is_tensor(value):
         import numpy as np
 
         value = np.asanyarray(value)
-    if tuple(value.shape) not in ((), (1,)):
+    if math.prod(value.shape) != 1:
         raise ValueError(f"function: expected a number, got an array of shape {tuple(value.shape)}")
     return float(scores(value, tuple(value.shape), value, "function").reshape(()))
 
