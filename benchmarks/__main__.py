@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         "--part", type=_part, metavar="2/8", help="of a section that takes long; parts add up in --output"
     )
     made.add_argument("--output", type=Path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
-    made.add_argument("--quick", action="store_true", help="fewer shapes, shorter measurements")
+    made.add_argument("--quick", action="store_true", help="shorter measurements, and of most sections fewer shapes")
     made.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     return made
 

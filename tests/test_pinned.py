@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import textwrap
 import threading
 from pathlib import Path
@@ -106,6 +107,21 @@ def test_dtypes_may_be_those_of_pytorch():
         assert cuops.pinned_empty((2, 3), dtype).dtype == str(dtype).removeprefix("torch.")
     pytest.importorskip("ml_dtypes")
     assert cuops.pinned_empty((2, 3), torch.bfloat16).dtype == cuops.pinned_empty(2, "bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.gpu
+def test_the_driver_knows_all_of_the_memory_as_page_locked():
+    """And so nothing of it is staged."""
+    array, pinned = cuops.pinned_empty((1000, 1024), np.float32), torch.empty(1000, 1024, pin_memory=True)
+    for start, size in ((array.ctypes.data, array.nbytes), (pinned.data_ptr(), pinned.nbytes)):
+        kind, first, length = ctypes.c_uint(0), ctypes.c_uint64(0), ctypes.c_uint64(0)
+        names = (ctypes.c_int * 3)(2, 11, 12)  # memory type, start and size of the range
+        found = (ctypes.c_void_p * 3)(*map(ctypes.addressof, (kind, first, length)))
+        ask = ctypes.CDLL("libcuda.so.1").cuPointerGetAttributes
+        assert ask(ctypes.c_uint(3), names, found, ctypes.c_uint64(start)) == 0
+        assert kind.value == 1
+        assert first.value <= start
+        assert start + size <= first.value + length.value
 
 
 @pytest.mark.gpu

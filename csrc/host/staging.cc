@@ -18,7 +18,7 @@ constexpr unsigned kMaxWorkers = 12;                                         // 
 constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
 
-// One chunk's way through the GPU: memory on the device, page-locked memory on the host for what is not, a stream.
+// One chunk's way through the GPU: memory on the device, page-locked memory for those arrays that are not so themselves, a stream.
 class Lane {
  public:
   explicit Lane(int device) {
