@@ -164,3 +164,9 @@ def test_a_plot_shows_how_far_a_maximum_is_from_the_offset(monkeypatch):
 def test_both_find_the_middle(search):
     found = search(hill if search is maximize else lambda x: -hill(x), np.ones(3), 1.0, steps=60, seed=1)
     np.testing.assert_allclose(found.x, 0, atol=1e-3)
+
+
+@pytest.mark.parametrize("score", [lambda x: float((x**2).sum()), lambda x: (x**2).sum()], ids=["a number", "of all"])
+def test_one_score_for_all_samples_is_refused_with_what_mends_it(score, array):
+    with pytest.raises(ValueError, match=r"^function: expected a score for each of the samples.* vectorized=False$"):
+        minimize(score, array([0.0, 1.0]), 1.0, 20, steps=1)

@@ -44,10 +44,13 @@ class CrossEntropyMethod:
         event_dims: how many of the last dimensions of mu belong to one x.
         smoothing: weight of the new moments, over 0 and at most 1: one for both, or a pair for mu and sigma. Less
             than 1 for sigma keeps it from shrinking before mu has come far.
-        sigma_floor, sigma_ceiling, sigma_decay: limits of the refitted sigma, and a factor that it gets before.
-        noise, noise_decrease: added to the variance of the elites; what it loses in each step (Szita and Lőrincz).
-        low, high: bounds of x, likewise, within which the mean stays, too. Independent samples are drawn from the
-            truncated normal distribution; those of a full covariance or a color are clipped.
+        sigma_floor: the least that the refitted sigma becomes.
+        sigma_ceiling: the most that it becomes.
+        sigma_decay: a factor that it gets before these limits.
+        noise: added to the variance of the elites (Szita and Lőrincz).
+        noise_decrease: what the noise loses in each step.
+        low, high: bounds of x, numbers or arrays like mu, within which the mean stays, too. Independent samples are
+            drawn from the truncated normal distribution; those of a full covariance or a color are clipped.
         keep_elites: how many of the best elites are part of the next population, to be evaluated again.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
@@ -216,7 +219,7 @@ class CrossEntropyMethod:
 
     @property
     def sigma(self) -> Any:
-        """The standard deviation, likewise."""
+        """The standard deviation, of mu's shape and kind."""
         return self._state.sigma.reshape(*self.batch_shape, *self.event_shape)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ def minimize(
 
     Args:
         function: takes samples ``(*batch, num_samples, *event)`` in the library of mu, and returns their scores
-            ``(*batch, num_samples)``.
+            ``(*batch, num_samples)``. It neither changes the samples nor keeps them: the next step's take their place.
         mu, sigma: as those of `CrossEntropyMethod`.
         num_samples: in each step; by default 10 for each dimension, and at least 50.
         steps: how many at most.
@@ -166,7 +167,7 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
     steps = _arguments.integer("steps", steps, 0)
     method = CrossEntropyMethod(mu, sigma, num_samples, maximize=maximize, **options)
     history = History(method)
-    score = function if vectorized else _one_by_one(function, method)
+    score = _all_at_once(function) if vectorized else _one_by_one(function, method)
     if cuda_graph and not (is_tensor(method.mu) and method.mu.is_cuda):
         raise ValueError("cuda_graph: expected mu as a tensor on CUDA")
     step = method.capture(score) if cuda_graph else lambda: method.tell(score(method.ask()))
@@ -184,6 +185,19 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
     evaluations = history.evaluations[-1] if len(history) else 0
     x, score, last_mu, last_sigma = (a + 0 for a in found)
     return Result(x, score, last_mu, last_sigma, len(history), evaluations, stopped_by, history, method)
+
+
+def _all_at_once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def scores(samples: Any) -> Any:
+        found = function(samples)
+        if isinstance(found, numbers.Real) or getattr(found, "shape", None) == ():
+            raise ValueError(
+                "function: expected a score for each of the samples, all of which it gets at once, got one number; "
+                "for a function of one x, pass vectorized=False"
+            )
+        return found
+
+    return scores
 
 
 def _one_by_one(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:
