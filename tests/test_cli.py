@@ -308,6 +308,11 @@ def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
     assert "shape: expected at least two sizes" in capsys.readouterr().err
 
 
+def test_another_shape_of_one_size_is_said_to_be_so(capsys):
+    assert main(["check", "rms_norm", *QUICK, "--also", "32", "32", "--", "4", "64"]) == 1
+    assert "--also, of shapes such as 32x32: expected at least two sizes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("operator", sorted({source.stem for source in ROOT.glob("csrc/*.cu")} & set(cuops.__all__)))
 def test_every_operator_is_run_tested_measured_and_documented(operator):
     named = {

@@ -200,6 +200,7 @@ def test_unknown_modules_are_left_alone():
     assert "1 module of Sequential replaced by cuops.nn.RMSNorm, 5 left alone" in shown
     assert "torch.nn.modules.normalization.RMSNorm\n    6" in shown
     assert "left: 4, torch.nn.modules.normalization.RMSNorm: its forward was patched" in shown
+    assert shown.endswith("to replace a class of the same formula: also={Class: cuops.nn.Formula('name of its eps')}")
     replacement.undo()
     assert "1 module of Sequential replaced by cuops.nn.RMSNorm and put back, 5 left alone" in repr(replacement)
 

@@ -173,7 +173,7 @@ def rms_norm_(
         weight, bias, eps, weight_offset, normalized_shape: as those of `rms_norm`.
 
     Returns:
-        x.
+        x itself.
 
     Raises:
         TypeError: x is neither; or as `rms_norm` raises it.

@@ -63,14 +63,14 @@ def sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected sizes such as 16x32x32, got {text}") from None
 
 
-def checked(shape: list[int]) -> list[int]:
+def checked(shape: list[int], name: str = "shape") -> list[int]:
     """The sizes of one shape; raises ValueError where no operator takes them."""
     if not 2 <= len(shape) <= MOST_SIZES or min(shape) < 1:
         raise ValueError(
-            f"shape: expected at least two sizes, rows first, at most {MOST_SIZES}, each at least 1, got {shape}"
+            f"{name}: expected at least two sizes, rows first, at most {MOST_SIZES}, each at least 1, got {shape}"
         )
     if math.prod(shape) >= 1 << 48:
-        raise ValueError(f"shape: expected sizes of arrays that memory holds, got {shape}")
+        raise ValueError(f"{name}: expected sizes of arrays that memory holds, got {shape}")
     return shape
 
 
@@ -107,7 +107,7 @@ def chosen(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
     from .._bench.case import DTYPES, Case
 
     joined = [size for part in options.shape for size in part]  # 16 32 32 is 16x32x32
-    shapes = [checked(shape) for shape in (joined, *options.also)]
+    shapes = [checked(joined), *(checked(shape, "--also, of shapes such as 32x32") for shape in options.also)]
     options.device = device(options.device)
     module = Case(options.operator, "", (), DTYPES["f"]).module
     found, dtype = getattr(module, kinds, module.KINDS), DTYPES[options.dtype]

@@ -79,6 +79,8 @@ class Replacement:
                 *(f"    {path}" for path, of in self.replaced if of is cls),
             ]
         lines += [f"  left: {path}, {cls.__module__}.{cls.__qualname__}: {reason}" for path, cls, reason in self.left]
+        if any(reason == UNKNOWN for *_, reason in self.left):
+            lines.append("  to replace a class of the same formula: also={Class: cuops.nn.Formula('name of its eps')}")
         return "\n".join(lines)
 
 
