@@ -28,6 +28,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nothing-cached", action="store_true", help="compile all for the wheel that is built again")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Says at once that there is no GPU, rather than in a thousand tests."""
+    if str(config.option.markexpr).partition(" ")[0] == "gpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("PyTorch sees no GPU here, which these tests need")
+
+
 def pytest_runtest_logfinish() -> None:
     """Leaves the memory of a large test to those that run beside it; PyTorch would keep it."""
     torch: Any = sys.modules.get("torch")
