@@ -114,10 +114,13 @@ def test_bench_measures_several_shapes_in_one_go(tmp_path, capsys):
     assert (tmp_path / "kron_linear.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("shape", [["4"], ["0", "8"], ["4", "8", "--also", "3x0"]])
-def test_a_shape_that_makes_no_sense_is_named(shape, capsys):
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [(["4"], "shape"), (["0", "8"], "shape"), (["4", "8", "--also", "3x0"], "--also, of shapes such as 32x32")],
+)
+def test_a_shape_that_makes_no_sense_is_named(shape, name, capsys):
     assert main(["check", "kron", *shape, *QUICK]) == 1
-    assert "shape: expected at least two sizes" in capsys.readouterr().err
+    assert f"check: {name}: expected at least two sizes" in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch, capsys):
