@@ -191,10 +191,7 @@ extern "C" __attribute__((visibility("default"))) int64_t stand_in_allocated() {
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_most_allocated() { return most_allocated; }
 extern "C" __attribute__((visibility("default"))) int64_t stand_in_pinned_blocks() { return pinned_blocks; }
 
-DRIVER(cuInit, unsigned) {
-  MAY_FAIL;
-  return 0;
-}
+DRIVER(cuInit, unsigned) { return failure_of(__func__); }
 DRIVER(cuDriverGetVersion, int* version) {
   MAY_FAIL;
   *version = setting("STAND_IN_VERSION", 12080);
@@ -279,10 +276,7 @@ DRIVER(cuFuncGetAttribute, int* value, int attribute, const Function* function) 
   *value = attribute == 1 ? function->own_shared : 0;
   return 0;
 }
-DRIVER(cuFuncSetAttribute, void*, int, int) {
-  MAY_FAIL;
-  return 0;
-}
+DRIVER(cuFuncSetAttribute, void*, int, int) { return failure_of(__func__); }
 DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared_bytes,
        void*, void** arguments, void**) {
   MAY_FAIL;
@@ -345,14 +339,8 @@ DRIVER(cuStreamCreate, void** stream, unsigned) {
   *stream = contexts;
   return 0;
 }
-DRIVER(cuStreamDestroy_v2, void*) {
-  MAY_FAIL;
-  return 0;
-}
-DRIVER(cuStreamSynchronize, void*) {
-  MAY_FAIL;
-  return 0;
-}
+DRIVER(cuStreamDestroy_v2, void*) { return failure_of(__func__); }
+DRIVER(cuStreamSynchronize, void*) { return failure_of(__func__); }
 DRIVER(cuThreadExchangeStreamCaptureMode, int*) { return 0; }
 
 #ifndef BEFORE_CUDA_12

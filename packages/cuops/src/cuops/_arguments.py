@@ -122,6 +122,12 @@ def apart(name: str, value: Any) -> None:
         span += stride * (size - 1)
 
 
+def writable_here(name: str, tensor: Any) -> None:
+    """What is written into is no tensor that inference mode made, unless this is inference mode."""
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name}: expected no inference tensor outside of inference mode")
+
+
 def are_apart(written: Any, *read: Any) -> bool:
     """Whether no tensor (or None) that is read lies within one that is contiguous, and is written meanwhile."""
     begin, end = written.data_ptr(), written.data_ptr() + written.nbytes

@@ -188,8 +188,8 @@ def rms_norm_(
     if _arguments.is_ndarray(x) and not x.flags.writeable:
         raise ValueError("x: expected a writable array, got a read-only one")
     if _arguments.is_tensor(x):
-        if not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
-            raise ValueError("x: expected no inference tensor outside of inference mode")
+        if not torch.compiler.is_compiling():
+            _arguments.writable_here("x", x)
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
         plain = not records and dims == 1 and x.is_contiguous() and is_direct(x, None, weight, bias)
         if plain and _arguments.are_apart(x, weight, bias) and direct_in_place(x, weight, bias, eps, weight_offset):

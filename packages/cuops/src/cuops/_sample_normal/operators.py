@@ -181,8 +181,7 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
         _arguments.out(out, sizes, dtype, mu, "mu")
         if not _is_compiling():
             _arguments.apart("out", out)
-            if out.is_inference() and not torch.is_inference_mode_enabled():
-                raise ValueError("out: expected no inference tensor outside of inference mode")
+            _arguments.writable_here("out", out)
         asked = mu, sigma, low, high, out
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in asked):
             raise ValueError("out: expected no argument that requires a gradient")
