@@ -8,7 +8,6 @@ import sys
 import textwrap
 import types
 
-import cuops
 import numpy as np
 import pytest
 import torch
@@ -274,37 +273,6 @@ def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
 
 
-def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
-    mu, sigma = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.full((3, 4), 0.5, np.float32)
-    np.save(tmp_path / "mu.npy", mu)
-    np.save(tmp_path / "sigma.npy", sigma)
-    monkeypatch.setattr(operands, "CHUNK", 5 * mu.nbytes)
-    command = ["run", "sample_normal", str(tmp_path / "mu.npy"), str(tmp_path / "x.npy"), "--num-samples", "17"]
-    assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3", "--low", "-2", "--start", "2"]) == 0
-    expected = cuops.sample_normal(mu, sigma, 17, seed=3, low=-2.0, start=2)
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), expected)
-    assert "sample_normal of 3x17x4 float32 on" in capsys.readouterr().out
-    np.save(tmp_path / "low.npy", mu - 0.1)
-    assert main([*command, "--low", str(tmp_path / "low.npy"), "--high=-1e-1", "--seed", "3"]) == 1
-    assert "low: " in capsys.readouterr().err
-    assert main([*command, "--low", str(tmp_path / "low.npy"), "--high", "2", "--seed", "3"]) == 0
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "x.npy"), cuops.sample_normal(mu, 1.0, 17, seed=3, low=mu - 0.1, high=2.0)
-    )
-    np.save(tmp_path / "sigma.npy", np.stack([sigma, 2 * sigma]))
-    assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3"]) == 0
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "x.npy"), cuops.sample_normal(mu, np.stack([sigma, 2 * sigma]), 17, seed=3)
-    )
-    assert main([*command, "--start", str(2**44 - 5)]) == 1
-    assert "start: expected an integer from 0 to" in capsys.readouterr().err
-    for sigma, says in (("-1", "sigma: "), ("1,5", "--sigma: expected a number or the name of a file, got 1,5")):
-        assert main([*command, "--sigma", sigma]) == 1
-        assert says in capsys.readouterr().err
-    assert main([*command, "--num-samples", "-1"]) == 1
-    assert "--num-samples: expected at least 0, got -1" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("gpu", "with_tensors", "dtype", "device", "words"),
     [
@@ -348,21 +316,6 @@ def test_numbers_in_safetensors_are_aligned(tmp_path):
         path = tmp_path / "y.safetensors"
         assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(path)]) == 0
         assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
-
-
-def test_noise_is_shared_where_that_is_asked_for(tmp_path):
-    np.save(tmp_path / "mu.npy", np.zeros(5))
-    files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
-    assert main(["run", "sample_normal", *files, "--num-samples", "4", "--shared-noise"]) == 0
-    x = np.load(tmp_path / "x.npy")
-    assert (x == x[:, :1]).all()
-
-
-def test_more_samples_than_there_are_counters_are_refused(tmp_path, capsys):
-    np.save(tmp_path / "mu.npy", np.zeros(1))
-    files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
-    assert main(["run", "sample_normal", *files, f"--num-samples={1 << 45}"]) == 1
-    assert "num_samples: expected an integer from 0 to" in capsys.readouterr().err
 
 
 def test_a_file_that_is_write_protected_stays_as_it_is(tmp_path, monkeypatch, capsys):
