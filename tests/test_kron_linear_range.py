@@ -111,6 +111,21 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(sizes, dtype, value):
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [16, 32, 300])
+@pytest.mark.parametrize("sizes", [[4] * 6, [8] * 5, [16] * 4, [32] * 2, [32] * 3, [64] * 2, [128] * 2], ids=str)
+def test_nan_in_a_factor_leaves_what_is_without_it_alone(sizes, rows, dtype):
+    x, factors = random((rows, math.prod(sizes)), dtype), factors_of([(size, size) for size in sizes], dtype)
+    want = cuops.kron_linear(x, factors)
+    factors[1][1, 2] = math.nan
+    got = cuops.kron_linear(x, factors)
+    within = got.view(rows, sizes[0], sizes[1], -1)[:, :, 1]
+    assert within.isnan().all()
+    within.copy_(want.view(rows, sizes[0], sizes[1], -1)[:, :, 1])
+    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-7)
+
+
+@gpu
 @pytest.mark.parametrize(
     "sizes", [[(20, 17), (36, 17)], [(5, 3), (9, 33)], [(24, 24), (20, 20)], [(3, 3), (17, 5), (2, 2)]]
 )

@@ -1,9 +1,8 @@
 // Kronecker products of neighbouring factors, each a matrix for kernels and GEMMs that take it for one factor; and the factors'
 // gradients from those of such products.
 #include "device/overlap.cuh"
-#include "device/reduce.cuh"
 #include "device/row_sums.cuh"
-#include "kron_linear/kron_shared.cuh"
+#include "kron_linear/kron_magnitudes.cuh"
 #include "kron_merge.h"
 
 namespace cuops {
@@ -14,27 +13,24 @@ __device__ Acc element_of(const KronMergeParams& p, int factor, int row, int col
   return load_element<Acc>(p.dtype, f.data, row * f.row_stride + column * f.column_stride);
 }
 
-// The exponents of the largest elements of two products, by all threads: sums of those of their factors. One that is zero, or has
-// an infinity, counts as 1.
-template <class Acc>
-__device__ void find_exponents(const KronMergeParams& p, int (&exponents)[kMergeProducts]) {
-  __shared__ int of_factor[kMergeFactors];
-  const int lane = threadIdx.x % 32;
-  for (int k = threadIdx.x / 32; k < p.factor_count; k += kMergeThreads / 32) {
-    const KronFactor& f = p.factors[k];
-    float most = 0;
-    for (int i = lane; i < f.out * f.in; i += 32) {
-      const int row = i / f.in;
-      most = fmaxf(most, fabsf(static_cast<float>(element_of<Acc>(p, k, row, i - row * f.in))));
-    }
-    most = reduce_lanes(most, 32, Max());
-    if (lane == 0) of_factor[k] = most > 0 && !isinf(most) ? ((__float_as_int(most) >> 23) & 255) - 127 : 0;
+// The power of two that makes a product's largest element like that of the other one, which is divided by it. Those are the
+// products of their factors' largest elements; a factor of zeros, or with an infinity, counts as 1.
+__device__ float balance(const KronMergeParams& p, int which) {
+  __shared__ KronFactor factors[kMergeFactors];
+  __shared__ int magnitudes[kMergeFactors];
+  if (threadIdx.x < p.factor_count) {
+    factors[threadIdx.x] = p.factors[threadIdx.x];
+    magnitudes[threadIdx.x] = 0;
   }
   __syncthreads();
-  for (int which = 0; which < p.product_count; ++which) {
-    exponents[which] = 0;
-    for (int k = 0; k < p.products[which].count; ++k) exponents[which] += of_factor[p.products[which].first + k];
+  find_magnitudes(factors, p.factor_count, p.dtype, magnitudes);
+  __syncthreads();
+  int exponents[kMergeProducts] = {};
+  for (int k = 0; k < p.factor_count; ++k) {
+    const int bits = magnitudes[k];
+    if (bits > 0 && !isinf(__int_as_float(bits))) exponents[k >= p.products[1].first] += (bits >> 23) - 127;
   }
+  return power_of_two(max(-126, min((exponents[1 - which] - exponents[which]) / 2, 126)));
 }
 
 // A thread has an element of a product.
@@ -45,12 +41,8 @@ __device__ void kron_merge(const KronMergeParams& p) {
   wait_for_previous();
   Acc v = 1;
   if (p.scales) {
-    int exponents[kMergeProducts];
-    find_exponents<Acc>(p, exponents);
-    const int half = (exponents[1] - exponents[0]) / 2;
-    const float scale = power_of_two(max(-126, min(which == 0 ? half : -half, 126)));
-    if (block == 0 && threadIdx.x == 0) p.scales[which] = scale;
-    v = scale;
+    v = balance(p, which);
+    if (block == 0 && threadIdx.x == 0) p.scales[which] = v;
   }
   const int at = block * kMergeThreads + threadIdx.x;
   if (at >= product.rows * product.columns) return;

@@ -65,7 +65,7 @@ __device__ void kron_tuned(const KronTunedParams& p) {
   if (threadIdx.x < 2) shared_at<uint4>(p.zero)[threadIdx.x] = uint4{};
   copy_factors(p);
   __syncthreads();
-  find_magnitudes(p);
+  find_magnitudes(factors_of(p), p.factor_count, p.dtype, magnitudes);
   __syncthreads();
 #pragma unroll 1
   for (int i = has_outer ? 0 : 1; i < 3; ++i) {

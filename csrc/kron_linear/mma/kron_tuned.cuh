@@ -2,7 +2,7 @@
 // of two: the sum of two numbers, or for TF32 one. A tile of 16 bits is taken as it is.
 #pragma once
 
-#include "kron_linear/kron_shared.cuh"
+#include "kron_linear/kron_magnitudes.cuh"
 #include "kron_tuned.h"
 
 namespace cuops {
@@ -60,48 +60,6 @@ __device__ inline void copy_factors(const KronTunedParams& p) {
   const int* const from = reinterpret_cast<const int*>(p.factors);
   for (int i = threadIdx.x; i < p.factor_count * static_cast<int>(sizeof(KronFactor) / 4); i += blockDim.x)
     shared_at<int>(p.factors_at)[i] = from[i];
-}
-
-// Whether a factor, or its transpose, lies in memory as whole vectors.
-__device__ inline bool is_dense(const KronFactor& f) {
-  const bool rows = f.column_stride == 1 && f.row_stride == f.in, columns = f.row_stride == 1 && f.column_stride == f.out;
-  return (rows || columns) && f.in % 8 == 0 && f.out % 8 == 0 && reinterpret_cast<unsigned long long>(f.data) % 16 == 0;
-}
-
-// The largest magnitude of every factor, as bits: large ones by all warps, small ones by a warp each.
-__device__ __noinline__ void find_magnitudes(const KronTunedParams& p) {
-  constexpr int kSmall = 1024;
-  int* const magnitudes = magnitudes_of(p);
-  const KronFactor* const factors = factors_of(p);
-  const int count = p.factor_count, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const DType dtype = p.dtype;
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-#pragma unroll 1
-    for (int j = pass == 0 ? 0 : warp; j < count; j += pass == 0 ? 1 : blockDim.x / 32) {
-      const KronFactor f = factors[j];
-      const int n = f.out * f.in;
-      if ((n <= kSmall) != (pass == 1)) continue;
-      const int first = pass == 0 ? threadIdx.x : lane, step = pass == 0 ? blockDim.x : 32;
-      int most = 0;
-      if (is_dense(f)) {
-        const int size = size_of(dtype);
-#pragma unroll 4
-        for (int i = first; i < n / 8; i += step) {
-          const auto at = reinterpret_cast<const uint4*>(static_cast<const char*>(f.data) + i * 8 * size);
-          most = max(most, __float_as_int(Chunk(dtype, at, false).magnitude()));
-        }
-      } else {
-#pragma unroll 1
-        for (int i = first; i < n; i += step) {
-          const int m = divide(i, f.by_in), k = i - m * f.in;
-          most = max(most, __float_as_int(fabsf(load_element<float>(dtype, f.data, m * f.row_stride + k * f.column_stride))));
-        }
-      }
-      most = __reduce_max_sync(~0u, most);
-      if (lane == 0) atomicMax(magnitudes + j, most);
-    }
-  }
 }
 
 // The factors of a step, multiplied, zeros around them. kPermuted: of 16 rows, those that give a lane four neighbouring results are

@@ -256,6 +256,7 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
           }
         }
       } else {
+        __syncwarp();  // all of it has seen the sample
         done(empty);
       }
     });
