@@ -210,10 +210,11 @@ RMS_NORM_FWD_OF(f16, __half)
 RMS_NORM_FWD_OF(bf16, __nv_bfloat16)
 RMS_NORM_FWD(f64, double, wide, 256, 2, 8, false, false, true)
 #if CUOPS_TUNED == 90  // where they are known to be faster
-#define RMS_NORM_FWD_90(name, T)                                \
-  RMS_NORM_FWD(name, T, three, 128, 8, 3)                       \
-  RMS_NORM_FWD(name, T, five, 128, 6, 5)                        \
-  RMS_NORM_FWD(name, T, residual_three, 128, 6, 3, false, true) \
+#define RMS_NORM_FWD_90(name, T)                                     \
+  RMS_NORM_FWD(name, T, three, 128, 8, 3)                            \
+  RMS_NORM_FWD(name, T, five, 128, 6, 5)                             \
+  RMS_NORM_FWD(name, T, residual_three, 128, 6, 3, false, true)      \
+  RMS_NORM_FWD(name, T, residual_four, 384, 2, 4, false, true, true) \
   RMS_NORM_FWD(name, T, late, 512, 2, 8, false, false, true, true)
 RMS_NORM_FWD_90(f32, float)
 RMS_NORM_FWD_90(f16, __half)

@@ -85,7 +85,8 @@ def test_rows_that_start_between_vectors_agree_with_the_formula(kind, rows, n, d
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "n"), [(9000, 40), (4300, 512), (3000, 1024), (2000, 4096), (1000, 16384), (300, 65536)]
+    ("rows", "n"),
+    [(9000, 40), (4300, 512), (3000, 1024), (2000, 4096), (2200, 4608), (2200, 9216), (1000, 16384), (300, 65536)],
 )
 @pytest.mark.parametrize("kind", ["residual", "offset", "wide weight"])
 def test_many_rows_agree_with_the_formula(kind, rows, n, dtype):
@@ -101,6 +102,8 @@ ALIGNED = [
     (100, 6152),
     (256, 4096),
     (300, 2048),
+    (512, 3584),
+    (640, 2048),
     (1024, 1024),
 ]
 BETWEEN_VECTORS = [(33, 16383), (64, 4097), (90, 8190), (130, 7164), (256, 8191)]

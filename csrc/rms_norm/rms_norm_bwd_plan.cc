@@ -137,7 +137,8 @@ std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device
   // or, where rows start anywhere, 16; more blocks than that where rows are few.
   const bool phased = p.starts != kAligned;
   const std::int64_t vectors_each = kWideVectors * 160, most = hw.largest_cluster;
-  const bool alone = !phased && vectors <= kWideVectors * kWideThreads && p.rows >= 16 * hw.multiprocessors;
+  const bool leaves_room = 1024 < vectors && vectors <= 1344;  // for a third of the threads that a multiprocessor runs
+  const bool alone = !phased && vectors <= kWideVectors * kWideThreads && !leaves_room && p.rows >= 16 * hw.multiprocessors;
   LaunchShape shape{0, 1, 1, 1, 0, true};
   while (shape.cluster < most && ((shape.cluster < 8 && !alone && vectors > vectors_each * shape.cluster) ||
                                   vectors > (phased ? vectors_each : kWideVectors * kWideThreads) * shape.cluster ||
@@ -169,9 +170,9 @@ bool better_at_once(const Problem& p, const Hardware& hw) {
     return across <= most && (aligned || across >= least_phased) && all <= (across <= 2048 ? 512 : 336) << 10;
   }
   // Shorter rows have others beside them in a block otherwise, which leaves few partial sums too.
-  if (!aligned || all > 200 << 10) return false;
-  if (across >= 256) return all >= (halves ? 32 : across >= 512 ? 64 : 128) << 10;
-  return halves && across >= 64 && p.rows >= 512 && all >= 64 << 10;
+  if (!aligned) return false;
+  if (across >= 256) return all >= (halves ? 32 : across >= 512 ? 64 : 128) << 10 && all <= (p.rows < 1024 ? 336 : 200) << 10;
+  return halves && across >= 64 && 512 <= p.rows && p.rows <= 1024 && all >= 64 << 10;
 }
 
 // Short blocks, because their warps exchange what they find.
@@ -186,7 +187,7 @@ Plan plan_at_once(const Problem& p) {
   if (in_one_cluster) {
     shape.block_y = static_cast<unsigned>((p.rows + kRowsAtOnce - 1) / kRowsAtOnce);
   } else if (p.rows > 64 && blocks_of(64) <= 16) {
-    shape.block_y = p.rows >= 1024 ? 4 : 2;
+    shape.block_y = p.rows >= (size_of(p.dtype) == 2 && p.n < 640 * width ? 512 : 1024) ? 4 : 2;
   } else {
     shape.block_x = 128;
   }

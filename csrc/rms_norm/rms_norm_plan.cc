@@ -184,13 +184,20 @@ std::optional<Planned> plan_with_options(const Problem& problem, const Hardware&
 // (docs/design/rms_norm.md).
 std::optional<Planned> plan_in_registers(const Problem& problem, const Hardware& hw, int device) {
   const std::int64_t rows = problem.rows, packs = problem.packs();
-  const bool is_double = problem.dtype == kFloat64, is_bfloat16 = problem.dtype == kBFloat16;
+  const bool is_double = problem.dtype == kFloat64, is_float32 = problem.dtype == kFloat32;
   const bool in_vectors = problem.aligned && !is_double;
   const unsigned odd = problem.odd_vectors(hw);
   if (const auto filled = plan_filled(problem, hw)) return filled;
   if (problem.calls == kWithResidual && in_vectors && packs <= 1024 && hw.tuned) {
     if (odd && 32 < packs && packs <= 96) return Planned(kResidualThree, resident_shape(rows, packs, 3, 128));
     return Planned(kResidual, resident_shape(rows, packs, 2, 512));
+  }
+  if (problem.calls == kWithResidual && in_vectors && hw.tuned == 90 && hw.clusters()) {
+    const bool few = rows <= 16 && packs <= 4096;
+    const unsigned most = few ? 128 : packs <= 1216 || packs > 1024 * hw.largest_cluster ? 384 : 256;
+    const LaunchShape shape = resident_shape(rows, packs, 4, most);
+    if (shape.cluster <= hw.largest_cluster && has_room(kernel_of(problem.dtype, kResidualFour), device, shape))
+      return Planned(kResidualFour, shape);
   }
   if (problem.calls != kCommon) return plan_with_options(problem, hw, device);
   if (!hw.tuned) return {};
@@ -200,15 +207,19 @@ std::optional<Planned> plan_in_registers(const Problem& problem, const Hardware&
   if ((problem.wants_lanes_full() && leaves_room(packs)) || (in_vectors && many_blocks))
     return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
   if (in_vectors && packs <= (problem.is_large() ? 256 : 512)) return Planned(kShort, resident_shape(rows, packs, 2, 256));
-  if (in_vectors && problem.is_large() && packs <= (is_bfloat16 ? 1536 : 1024))
-    return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
+  if (in_vectors && problem.is_large() && packs <= 1024) return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
+  if (problem.wants_lanes_full() && 1024 < packs && packs <= (is_float32 || !hw.clusters() ? 1536 : 1792)) {
+    // Two blocks of 4 vectors a thread, rather than one, where more of their threads are on a multiprocessor at once.
+    const bool in_two = hw.clusters() && (is_float32 ? packs > 1280 : 1216 < packs && packs <= 1280);
+    return Planned(kMiddle, resident_shape(rows, packs, 4, in_two ? 256 : 384));
+  }
   // A few rows have several multiprocessors each.
   if (in_vectors && hw.clusters() && rows <= 16 && 1024 < packs && packs <= 4096)
     return Planned(kMiddle, resident_shape(rows, packs, 4, 128));
   // Blocks that have a row alone are faster than clusters once there are many for each multiprocessor.
-  if (problem.aligned && problem.width() == 8 && hw.capability == 90 && 2048 < packs && packs <= 4096 &&
-      (rows >= 20 * hw.multiprocessors || !hw.clusters())) {
-    if (hw.clusters() && is_bfloat16 && 3000 < packs && packs <= 3072) return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
+  if (in_vectors && hw.capability == 90 && 2048 < packs && packs <= 4096 && (rows >= 20 * hw.multiprocessors || !hw.clusters())) {
+    if (hw.clusters() && problem.dtype == kBFloat16 && 3000 < packs && packs <= 3072)
+      return Planned(kMiddle, resident_shape(rows, packs, 4, 384));
     return Planned(kLate, resident_shape(rows, packs, 8, 512));
   }
   if (problem.aligned && packs <= 2048 * (is_double ? hw.largest_cluster : std::min(hw.largest_cluster, 2u))) {
