@@ -104,7 +104,7 @@ def rms_norm_torch(
     return (
         y.to(out_dtype or x.dtype),
         h,
-        (rstd * scale)[..., 0].to(torch.float64 if h.dtype == torch.float64 else torch.float32),
+        (rstd * scale)[..., 0].to(_arguments.sums_dtype(h.dtype)),
     )
 
 

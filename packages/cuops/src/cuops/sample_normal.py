@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from . import _arguments, errors
 from ._sample_normal import arrays as _arrays
 from ._sample_normal import checks as _checks
-from ._sample_normal.noise import Draw
+from ._sample_normal.noise import Draw, sizes_of
 from ._torch import torch
 
 if torch is not None:
@@ -121,6 +121,7 @@ def sample_normal(
         TypeError: an argument is of a kind or dtype that is not listed here.
         ValueError: shapes or devices do not go together, a number is out of range, or both a seed and a generator are
             given.
+        NotImplementedError: from autograd, for the second derivative of truncated samples.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
 
     Source: Box and Muller, A note on the generation of random normal deviates (1958),
@@ -156,7 +157,7 @@ def sample_normal(
     if seed is not None and generator is not None:
         raise ValueError("seed: expected either a seed or a generator, got both")
     _checks.order(given)
-    sizes = (*shape[:-1], num_samples, shape[-1]) if sample_dim == 0 else (*shape, num_samples)
+    sizes = tuple(sizes_of(shape, num_samples, sample_dim))
     draw = Draw(0, 0, num_samples, start, sample_dim, bool(shared_noise), bool(antithetic))
     if _arguments.is_tensor(mu):
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))

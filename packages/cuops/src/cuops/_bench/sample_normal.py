@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import reference
+from .._arguments import sums_dtype
 from .._sample_normal.noise import Draw
 from .case import Case, compiled, largest_error
 
@@ -94,7 +95,7 @@ def call(case: Case, function: Function, arguments: dict[str, torch.Tensor]) -> 
 def _noise(case: Case, arguments: dict[str, torch.Tensor], part: slice) -> torch.Tensor:
     """Z of the seed, for some samples."""
     zeros = torch.zeros_like(arguments["mu"], dtype=torch.float64)
-    kind = torch.float64 if case.dtype == torch.float64 else torch.float32  # whose numbers are drawn
+    kind = sums_dtype(case.dtype)  # whose numbers are drawn
     draw = Draw(SEED, 0, part.stop - part.start, part.start, shared_noise=case.kind == "shared")
     return reference.sample_normal_torch(zeros, zeros + 1, None, None, draw, kind).double()
 

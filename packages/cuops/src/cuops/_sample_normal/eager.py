@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from .. import _backend
 from .._transforms import PLAIN
-from .operators import sizes_of
+from .noise import sizes_of
 from .random_state import advancing, host_seed, is_capturing, is_for
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack

@@ -42,6 +42,11 @@ class Draw(NamedTuple):
     antithetic: bool = False
 
 
+def sizes_of(shape: Any, num_samples: Any, sample_dim: int) -> list[Any]:
+    """The sizes of the samples of distributions of a shape."""
+    return [*shape[:-1], num_samples, shape[-1]] if sample_dim == 0 else [*shape, num_samples]
+
+
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[Any, Any, Any, Any]:
     """Philox-4x32-10 of int64 arrays that hold 32-bit words; they broadcast."""
     c0, c1, c2, c3 = counter

@@ -13,7 +13,7 @@ from .. import _arguments, _backend, _higher_derivatives, reference
 from .._transforms import is_transformed
 from . import checks
 from .bounds import rounded_inwards
-from .noise import Draw
+from .noise import Draw, sizes_of
 from .quantile import Once
 from .random_state import random_state
 
@@ -29,11 +29,6 @@ library.define(
     f"sample_normal_bwd(Tensor grad, Tensor mu, Tensor sigma, Tensor? low, Tensor? high, {DRAW}) "
     "-> (Tensor dmu, Tensor dsigma, Tensor dlow, Tensor dhigh)"
 )
-
-
-def sizes_of(shape: Any, num_samples: Any, sample_dim: int) -> list[Any]:
-    """The sizes of the samples of distributions of a shape."""
-    return [*shape[:-1], num_samples, shape[-1]] if sample_dim == 0 else [*shape, num_samples]
 
 
 def draw_of(state: Tensor | None, seed: int, stream: int, *layout: Any) -> Draw:
@@ -170,7 +165,7 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
     """The operator, and where transforms are at work its formula; all arguments but values are checked before."""
     mu, sigma, low, high = given.values()
     if not isinstance(sigma, Tensor):
-        sigma = mu.new_full((1,), float(sigma), dtype=torch.float64)
+        sigma = _filled(mu, float(sigma))
     truncated = low is not None or high is not None
     if truncated:
         low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
@@ -210,11 +205,18 @@ def _is_traced(*tensors: Tensor) -> bool:
     return any(tensor.is_meta or _is_fake(tensor) for tensor in tensors)
 
 
+def _filled(mu: Tensor, value: float) -> Tensor:
+    """One number in float64. In a graph it may be an input, which a fill would make a constant."""
+    if _is_traced(mu):
+        return mu.new_ones((1,), dtype=torch.float64) * value
+    return mu.new_full((1,), value, dtype=torch.float64)
+
+
 def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
     """A bound in the result's dtype, rounded to where it still holds."""
     if not isinstance(bound, Tensor):
         if bound is not None and _is_traced(mu):
-            return rounded_inwards(mu.new_full((1,), float(bound), dtype=torch.float64), dtype, up)
+            return rounded_inwards(_filled(mu, float(bound)), dtype, up)
         missing = -math.inf if up else math.inf
         value = missing if bound is None else _number_inwards(float(bound), dtype, up)
         return mu.new_full((1,), value, dtype=dtype)

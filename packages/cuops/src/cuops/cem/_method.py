@@ -59,7 +59,7 @@ class CrossEntropyMethod:
         dtype: of the samples; mu's by default. State is float32, float64 for float64.
         generator: a torch.Generator, for NumPy arrays a numpy.random.Generator, to take the seed from; by default the
             library's global one.
-        seed: instead of it, an integer of at least 0: the same seed gives the same samples.
+        seed: instead of it, an integer of 0 to 2**63 - 1: the same seed gives the same samples.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it.
@@ -303,9 +303,9 @@ class CrossEntropyMethod:
         """All that the next steps depend on, copied: a method of the same arguments goes on from it bit for bit."""
         return _checkpoint.save(self)
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a ``state_dict``. TypeError or ValueError, with the state unchanged, for what does not fit."""
-        _checkpoint.load(self, saved)
+        _checkpoint.load(self, state_dict)
 
     def capture(self, function: Callable[[Any], Any]) -> Callable[[], None]:
         """A CUDA graph of ``tell(function(ask()))``: each call of what is returned does one step.
