@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cuops._bench import OPERATORS, report
-from cuops._bench.case import DTYPES, Case, available
+from cuops._bench.case import DTYPES, available, module_of
 from cuops._bench.timing import timer
 from cuops.cli import cases
 from cuops.errors import CuopsError
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     own = "cem, the Cross-Entropy Method, has options of its own: cem --help"
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=own)
     made.add_argument("operator", choices=OPERATORS)
-    made.add_argument("sections", nargs="*", help="what to run; by default all but grids, at_random and the plan")
+    made.add_argument("sections", nargs="*", help=f"what to run; by default all but {', '.join(ON_REQUEST)}")
     made.add_argument(
         "--shapes", nargs="+", type=cases.sizes, metavar="32768x4096", help="instead of the standard ones"
     )
@@ -85,7 +85,7 @@ def _checked(options: argparse.Namespace, sections: dict[str, Any], chosen: Sequ
     if options.part and (options.operator, chosen) not in PARTED:
         raise ValueError("--part: only RMSNorm's grid and the article's comparison have parts")
     if options.shapes:
-        module = Case(options.operator, "", (), DTYPES["f"]).module
+        module = module_of(options.operator)
         options.shapes = [module.shape(cases.checked(shape)) for shape in options.shapes]
     options.device = cases.device(options.device)
     functions = available(options.operator, options.device, options.without)
@@ -123,7 +123,7 @@ def _measured(
     options.written.append(path)
     plotted = {name: found for name, found in sections.items() if name in benchmark.PLOTTED and found}
     if plotted:
-        roof = Case(options.operator, "", (), DTYPES["f"]).module.ROOF
+        roof = module_of(options.operator).ROOF
         report.plot(path.with_suffix(".png"), plotted, f"{options.operator} on {options.facts['device']}", roof)
         options.written.append(path.with_suffix(".png"))
     return [record for section in sections.values() for record in section]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,35 @@ def comparison(
     records = measure_all(cases, functions, timer, options.device, calls)
     print(report.comparison(records))
     return records
+
+
+def sweep(
+    cases: list[Case], options: argparse.Namespace, functions: dict[str, Any], timer: Timer, tiny: int
+) -> Records:
+    """Measures cases of all sizes, kind by kind; those of up to `tiny` elements in a row: launching takes longer."""
+    records: Records = []
+    for kind in dict.fromkeys(case.kind for case in cases):
+        for in_a_row in (True, False):
+            chosen = [c for c in cases if c.kind == kind and (math.prod(c.shape) <= tiny) == in_a_row]
+            if chosen:
+                print(f"\n{kind}{', 20 calls in one CUDA graph' if in_a_row else ''}", flush=True)
+                records += comparison(chosen, options, functions, timer, calls=20 if in_a_row else 1)
+    return records
+
+
+def summary(records: Records) -> None:
+    """Prints the geometric mean against the best peer, by kind; and last the cases where cuops does worst."""
+    compared = sorted((r for r in records if "to_best_peer" in r), key=lambda record: float(record["to_best_peer"]))
+    print()
+    for kind in dict.fromkeys(record["kind"] for record in compared):
+        ratios = [record["to_best_peer"] for record in compared if record["kind"] == kind]
+        print(
+            f"{kind}: {1 / statistics.geometric_mean(ratios):.2f} times as fast as the best peer, geometric mean of "
+            f"{len(ratios)} cases; {sum(ratio > 1.02 for ratio in ratios)} take more than 1.02 times as long"
+        )
+    print("\nthe slowest against the best peer:")
+    for r in compared[-25:]:
+        print(f"{r['to_best_peer']:.3f}x {r['best_peer']}: {r['kind']} {r['dtype']} {'x'.join(map(str, r['shape']))}")
 
 
 def calls_on_the_host(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import statistics
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from cuops import kron_plan
 from cuops._bench import report
 from cuops._bench.case import DTYPES, Case, measure_all
 
-from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
+from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison, summary, sweep
 
 FORWARD = {
     "f": [
@@ -87,23 +86,6 @@ def _grid_shapes(options: argparse.Namespace) -> list[tuple[int, ...]]:
     return [(rows, *chain) for chain in chains for rows in GRID_BATCHES if rows * math.prod(chain) <= bound]
 
 
-def _summary(records: Records) -> None:
-    """The geometric mean against the best peer, by kind; and last the cases where cuops does worst."""
-    compared = sorted((r for r in records if "to_best_peer" in r), key=lambda record: record["to_best_peer"])
-    print()
-    for kind in dict.fromkeys(record["kind"] for record in compared):
-        ratios = [record["to_best_peer"] for record in compared if record["kind"] == kind]
-        mean = 1 / statistics.geometric_mean(ratios)
-        slower = sum(ratio > 1.02 for ratio in ratios)
-        print(
-            f"{kind}: {mean:.2f} times as fast as the best peer, geometric mean of {len(ratios)} cases; "
-            f"{slower} take more than 1.02 times as long"
-        )
-    print("\nthe slowest against the best peer:")
-    for r in compared[-10:]:
-        print(f"{r['to_best_peer']:.3f}x {r['best_peer']}: {r['kind']} {r['dtype']} {'x'.join(map(str, r['shape']))}")
-
-
 def _random_shapes(options: argparse.Namespace) -> list[tuple[int, ...]]:
     """Chains of unequal factors, of up to half as many elements as the bound."""
     draw, shapes = random.Random(RANDOM_SEED), []
@@ -130,13 +112,11 @@ def _both_ways(
 ) -> Records:
     records: Records = []
     for letter in options.dtypes or DTYPES:
-        for kind in ("forward", "backward"):
-            for tiny in (True, False):
-                chosen = [shape for shape in shapes if (math.prod(shape) <= TINY) == tiny]
-                cases = [Case("kron_linear", kind, shape, DTYPES[letter]) for shape in chosen]
-                print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}", flush=True)
-                records += comparison(cases, options, functions, timer, calls=20 if tiny else 1)
-    _summary(records)
+        cases = [
+            Case("kron_linear", kind, shape, DTYPES[letter]) for kind in ("forward", "backward") for shape in shapes
+        ]
+        records += sweep(cases, options, functions, timer, TINY)
+    summary(records)
     return records
 
 

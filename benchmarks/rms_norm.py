@@ -21,7 +21,7 @@ from cuops._bench.rms_norm import EPS
 from cuops._bench.rms_norm import OPTIONS as KINDS
 
 from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
-from .rms_norm_grid import grid
+from .rms_norm_grid import at_random, grid
 
 FORWARD = {
     "b": [
@@ -199,5 +199,7 @@ def first_call(options: argparse.Namespace, functions: dict[str, Any], timer: Ti
     return [record]
 
 
-SECTIONS = {f.__name__: f for f in (forward, residual, backward, options, small, host, host_arrays, first_call, grid)}
+SECTIONS = {
+    f.__name__: f for f in (forward, residual, backward, options, small, host, host_arrays, first_call, grid, at_random)
+}
 PLOTTED = ("forward", "backward")

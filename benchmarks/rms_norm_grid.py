@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import statistics
+import math
+import random
 from typing import Any
 
 from cuops._bench import report
 from cuops._bench.case import DTYPES, Case
+from cuops._bench.rms_norm import KINDS
 
-from .comparison import Records, Timer, comparison
+from .comparison import Records, Timer, summary, sweep
 
 SIZES = sorted(
     {1 << k for k in range(6, 21)}
@@ -19,6 +21,14 @@ SIZES = sorted(
 )
 ROWS = (1, 16, 256, 4096, 131_072)
 ELEMENTS = 1 << 28  # a bound on memory, and on time
+# Problems drawn at random: how many, and of what rows and sizes.
+RANDOM, RANDOM_SEED = 60, 1
+RANDOM_ROWS = (1, 2, 8, 32, 64, 100, 128, 192, 384, 512, 640, 768, 1024, 1536, 2048, 3000, 8192, 10_000, 16_384, 65_536)
+RANDOM_SIZES = (
+    *(128, 192, 256, 384, 512, 640, 768, 1024, 1152, 1536, 2048, 2304, 2560, 2880, 3072, 3584, 4096, 4608, 5120, 5376),
+    *(6144, 6656, 7168, 8192, 9216, 10_240, 10_752, 11_008, 12_288, 13_824, 14_336, 16_384, 18_432, 24_576, 28_672),
+    *(340, 771, 1111, 2049, 5003),
+)
 TINY = 1 << 21  # elements: such cases are replayed in a row, as launching takes longer than they do
 
 
@@ -54,27 +64,28 @@ def _other_parts(options: argparse.Namespace) -> Records:
     return records
 
 
-def _ratio(record: dict[str, Any]) -> float:
-    return float(record["to_best_peer"])
-
-
 def grid(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
-    """forward and backward at all sizes, the worst ratio to the best peer last"""
-    records: Records = []
-    cases = _cases(options)
-    for kind in ("forward", "backward"):
-        for tiny in (True, False):
-            chosen = [case for case in cases if case.kind == kind and (case.shape[0] * case.shape[1] <= TINY) == tiny]
-            if chosen:
-                print(f"\n{kind}{', 20 calls in one CUDA graph' if tiny else ''}", flush=True)
-                records += comparison(chosen, options, functions, timer, calls=20 if tiny else 1)
-    every = records + _other_parts(options)
-    compared = sorted((record for record in every if "to_best_peer" in record), key=_ratio)
-    slower = sum(_ratio(record) > 1.02 for record in compared)
-    mean = f"geometric mean {statistics.geometric_mean(map(_ratio, compared)):.3f}x" if compared else "no peer"
-    print(f"\n{len(compared)} cases, {mean}; in {slower} of them a peer is more than 2 % faster")
-    print("the slowest against the best peer:")
-    for record in compared[-25:]:
-        shape = "x".join(map(str, record["shape"]))
-        print(f"{_ratio(record):.3f}x {record['best_peer']}: {record['kind']} {record['dtype']} {shape}")
+    """forward and backward at all sizes: the geometric mean to the best peer, and the worst ratio last"""
+    records = sweep(_cases(options), options, functions, timer, TINY)
+    summary(records + _other_parts(options))
+    return records
+
+
+def _random_shapes(options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """Rows of as many tokens as a batch may have, of hidden sizes of models and of some that no model has."""
+    draw, shapes = random.Random(RANDOM_SEED), set()
+    bound = 1 << 14 if options.device == "cpu" else ELEMENTS // 2
+    while len(shapes) < (RANDOM // 15 if options.quick else RANDOM):
+        shape = draw.choice(RANDOM_ROWS), draw.choice(RANDOM_SIZES)
+        if math.prod(shape) <= bound:
+            shapes.add(shape)
+    return sorted(shapes)
+
+
+def at_random(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """forward, with a residual, and backward at sizes drawn at random: the mean to the best peer, the worst ratio last"""
+    shapes, letters = options.shapes or _random_shapes(options), options.dtypes or ("b", "f")
+    cases = [Case("rms_norm", kind, s, DTYPES[letter]) for kind in KINDS for letter in letters for s in shapes]
+    records = sweep(cases, options, functions, timer, TINY)
+    summary(records)
     return records

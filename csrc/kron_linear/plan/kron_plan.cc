@@ -17,8 +17,9 @@ constexpr double kBehindFibers = 3000;
 constexpr double kBehindAny = 11500;
 constexpr unsigned kAlmostAll = 200 << 10;
 // As _kron_linear/gemm.py has them: rows of the second of two factors, from which on nothing is rearranged, if the second one's
-// products of a column are more than these; columns beyond a factor's own, from which on products are a batch, and of fewer if
-// they, of at least so many rows and columns, are no more, and sums no longer; and what a batch of small products is.
+// products of a column are more than these; and what a batch of small products is. About as it has them: columns beyond a factor's
+// own, from which on products are a batch, and of fewer if they, of at least so many rows and columns, are no more, and sums no
+// longer. It weighs what a batch and what copies take; a plan needs no more than their time.
 constexpr int kAcross = 26, kLeastAcross = 18, kFew = 32;
 constexpr double kFewOfColumn = 2 << 20, kTile = 48, kFewTerms = 512;
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15;

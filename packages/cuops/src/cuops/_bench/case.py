@@ -71,6 +71,11 @@ class Operator(Protocol):
         """The largest error of each result, relative to the largest magnitude in it."""
 
 
+def module_of(operator: str) -> Operator:
+    """The operator's module of this package."""
+    return cast("Operator", importlib.import_module(f".{operator}", __package__))
+
+
 @dataclass(frozen=True)
 class Case:
     """What is measured; `kind` is one of the operator's KINDS."""
@@ -83,7 +88,7 @@ class Case:
     @property
     def module(self) -> Operator:
         """The operator's module of this package."""
-        return cast("Operator", importlib.import_module(f".{self.operator}", __package__))
+        return module_of(self.operator)
 
     @property
     def title(self) -> str:
@@ -148,7 +153,7 @@ def largest_errors(
 
 def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:
     """The implementations that are installed and run on `device`, by name, each ready to be called; at least one."""
-    module = Case(operator, "", (), torch.float32).module
+    module = module_of(operator)
     names = [*module.IMPLEMENTATIONS, *module.ALIASES]
     if unknown := [name for name in leave_out if name not in names]:
         raise ValueError(f"--without: expected one of {', '.join(names)}, got {', '.join(unknown)}")

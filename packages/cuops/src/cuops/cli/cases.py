@@ -104,11 +104,11 @@ def chosen(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
         raise CuopsError(f"PyTorch does not import: {failure}", "pip install --force-reinstall torch")
     if torch is None:
         raise CuopsError("PyTorch is not installed", "pip install torch")
-    from .._bench.case import DTYPES, Case
+    from .._bench.case import DTYPES, Case, module_of
 
     joined = [size for part in options.shape for size in part]  # 16 32 32 is 16x32x32
     shapes = [checked(joined), *(checked(shape, "--also, of shapes such as 32x32") for shape in options.also)]
     options.device = device(options.device)
-    module = Case(options.operator, "", (), DTYPES["f"]).module
+    module = module_of(options.operator)
     found, dtype = getattr(module, kinds, module.KINDS), DTYPES[options.dtype]
     return [Case(options.operator, kind, module.shape(shape), dtype) for kind in found for shape in shapes]
