@@ -6,9 +6,9 @@ import functools
 import math
 
 import torch
+from samples import make
 from torch.utils._python_dispatch import TorchDispatchMode
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 # Leading dimensions of x, and the sizes (rows, columns) of the factors.
 SAMPLES = {
     "one factor": ((5,), [(7, 3)]),
@@ -74,10 +74,6 @@ TO_DIFFERENTIATE = [
     "shrinking",
     "primes",
 ]
-
-
-def make(shape, dtype=torch.float32, device="cpu", seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device, dtype)
 
 
 def random(shape, dtype=torch.float32, seed=0):

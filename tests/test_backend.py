@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from installation import Installation
-from test_wheels import Wheel
+from wheel_files import Wheel
 
 RUN = """
     import ctypes, cuops, numpy

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from cuops import _backend, errors
+from elftools.elf.elffile import ELFFile
 from installation import Installation
+from wheel_files import IMAGE
 
 FFI = "apache-tvm-ffi>=0.1.9,<0.2"
 CUDA_ARRAY = """
@@ -188,8 +190,6 @@ def test_the_least_version_of_the_library_for_calls_is_that_of_the_requirement(i
 
 
 def test_a_damaged_image_is_named(installation: Installation, driver: Path):
-    from test_wheels import IMAGE, ELFFile
-
     library = installation.folder / "cuops_cu121" / "libcuops.so"
     with library.open("r+b") as file:
         section = ELFFile(file).get_section_by_name(".cuops_images")

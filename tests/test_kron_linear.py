@@ -14,7 +14,8 @@ from cuops import reference
 from cuops._kron_linear.fused import in_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kron_samples import DTYPES, EMPTY, LARGE, SAMPLES, arguments, check, definition, exact_gradients, make
+from kron_samples import EMPTY, LARGE, SAMPLES, arguments, check, definition, exact_gradients
+from samples import DTYPES, make
 
 gpu = pytest.mark.gpu
 

@@ -15,7 +15,8 @@ from cuops._kron_linear import gemm
 from cuops._kron_linear.gemm import back_through_chain, chain_of_matmuls, chain_of_matmuls_backward
 from cuops._kron_linear.merge import product_of
 from cuops._kron_linear.sums import sum_of_products
-from kron_samples import EMPTY, LARGE, SAMPLES, Largest, OneLaunch, arguments, check, close, exact_gradients, make
+from kron_samples import EMPTY, LARGE, SAMPLES, Largest, OneLaunch, arguments, check, close, exact_gradients
+from samples import make
 from torch.utils.flop_counter import FlopCounterMode
 
 FULL = {name: s for name, s in SAMPLES.items() if name not in EMPTY} | {"large factors": LARGE["large factors"]}
@@ -81,7 +82,7 @@ def test_gradients_are_those_of_the_product(sample, kernel):
     x, factors, _ = arguments(FULL[sample], torch.float64)
     dy = make((*x.shape[:-1], math.prod(w.shape[0] for w in factors)), torch.float64, seed=9)
     want, *wanted, _ = exact_gradients(dy, x, factors)
-    dx, dfactors = chain_of_matmuls_backward(dy, x, factors, True, [True] * len(factors), KERNELS[kernel])
+    dx, dfactors = back_through_chain([dy], x, factors, True, [True] * len(factors), KERNELS[kernel])
     close(dx, want)
     for got, gradient in zip(dfactors, wanted, strict=True):
         close(got, gradient)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from cuops import _backend
 from kron_exact import arguments, check, exact, value_and_gradients
-from kron_samples import DTYPES, assert_repeatable, random
+from kron_samples import assert_repeatable, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 ONE = [[size] for size in [(1, 1), (2, 2), (7, 3), (1, 5), (6, 1), (16, 16), (24, 24), (33, 100), (128, 96), (250, 9)]]

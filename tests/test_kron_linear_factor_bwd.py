@@ -7,7 +7,8 @@ import torch
 from cuops._kron_linear import bwd, factor_bwd, fused
 from cuops._kron_linear.factor_bwd import by_kernel, factor_gradient
 from cuops._kron_linear.sums import sum_of_products
-from kron_samples import DTYPES, assert_repeatable, exact_gradients, random
+from kron_samples import assert_repeatable, exact_gradients, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from cuops import _backend
 from kron_exact import arguments, check, exact, gradients, value_and_gradients
-from kron_samples import DTYPES, assert_repeatable, columns_of, random
+from kron_samples import assert_repeatable, columns_of, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 SQUARE = [

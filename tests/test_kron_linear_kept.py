@@ -13,7 +13,8 @@ from cuops._kron_linear import kept as keeping
 from cuops._kron_linear.merge import product_of
 from cuops._kron_linear.squares_bwd import Two
 from cuops._kron_linear.sums import sum_of_products
-from kron_samples import OneLaunch, check, close, exact_gradients, make
+from kron_samples import OneLaunch, check, close, exact_gradients
+from samples import make
 
 
 def product(x, factors, inner, bias=None):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuops.nn import KronLinear
-from kron_samples import make
+from samples import make
 
 FACTORS = [((4, 6), (5, 3)), ((7,), (2,)), ((2, 3, 4), (3, 1, 5)), ((2,) * 10, (2,) * 10)]
 

@@ -15,8 +15,9 @@ from cuops import _bench
 from cuops._bench import kron_linear as operator
 from cuops._bench.case import TOLERANCE, Case, available, reference_norms
 from cuops.cli import main
-from kron_samples import arguments, definition, make
+from kron_samples import arguments, definition
 from safetensors.torch import load_file, save_file
+from samples import make
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as benchmarks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import cuops
 import pytest
 import torch
-from kron_samples import DTYPES, columns_of, factors_of, random
+from kron_samples import columns_of, factors_of, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 

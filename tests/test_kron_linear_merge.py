@@ -12,7 +12,8 @@ import torch
 from cuops import _backend
 from cuops._kron_linear import merge
 from kron_exact import distance, gradients
-from kron_samples import DTYPES, assert_repeatable, make
+from kron_samples import assert_repeatable
+from samples import DTYPES, make
 
 gpu = pytest.mark.gpu
 CHAINS = [

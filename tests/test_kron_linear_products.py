@@ -9,7 +9,8 @@ import pytest
 import torch
 from cuops import _backend
 from kron_exact import arguments, check, exact, gradients, value_and_gradients
-from kron_samples import DTYPES, assert_repeatable, columns_of, random
+from kron_samples import assert_repeatable, columns_of, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 SIZES = [(16, 16), (64, 64), (128, 128), (7, 3), (1, 5), (6, 1), (33, 100), (86, 130), (256, 40), (2, 200)]
@@ -95,23 +96,24 @@ def test_twenty_runs_give_the_same_bits(sizes, dtype):
     assert_repeatable(gradients, *arguments(300, sizes, dtype))
 
 
-def in_turn(launch, count, start):
-    """What `count` calls of launch(k, x) make of `start`: in a graph, one right after the other, and each by itself."""
+def in_turn(launch, turned, start):
+    """What launch(factors, x) makes of `start` for each of `turned`: in a graph, without a pause, and one by one."""
     apart = start
-    for k in range(count):
-        apart = launch(k, apart)
+    for factors in turned:
+        apart = launch(factors, apart)
         torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):
         x = start
-        for k in range(count):
-            x = launch(k, x)
+        for factors in turned:
+            x = launch(factors, x)
     for _ in range(5):
         graph.replay()
     torch.cuda.synchronize()
     return x, apart
 
 
+@pytest.mark.captures
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "sizes",
@@ -129,12 +131,12 @@ def test_launches_wait_for_what_the_ones_before_them_write(rows, sizes, dtype):
     x, dy, factors = arguments(min(rows, (1 << 23) // columns_of(sizes)), sizes, dtype)
     factors = [torch.linalg.qr(w.double())[0].to(dtype) for w in factors]  # which keep magnitudes
     turned = [[w.roll(k, 0) for w in factors] for k in range(12)]
-    assert torch.equal(*in_turn(lambda k, state: cuops.kron_linear(state, turned[k]), 12, x))
+    assert torch.equal(*in_turn(lambda factors, state: cuops.kron_linear(state, factors), turned, x))
 
-    def back(k, grad):
-        return torch.ops.cuops.kron_linear_bwd(grad, x, turned[k], True, [True] * len(factors), False)[0]
+    def back(factors, grad):
+        return torch.ops.cuops.kron_linear_bwd(grad, x, factors, True, [True] * len(factors), False)[0]
 
-    assert torch.equal(*in_turn(back, 12, dy))
+    assert torch.equal(*in_turn(back, turned, dy))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -147,17 +149,17 @@ def test_what_goes_together_is_checked():
     x, dy, w = (torch.ones(size, device="cuda") for size in ((4, 6, 1), (4, 5, 1), (5, 6)))
     dx, dw = torch.empty_like(x), torch.empty_like(w)
     bwd = _backend.library().kron_linear_product_bwd
-    for wrong, error in [
-        ((dx, dw, dy.mT, x, w), ValueError),
-        ((dx.double(), dw, dy, x, w), TypeError),
-        ((dx, dw.cpu(), dy, x, w), ValueError),
-        ((dx, dw, dy[:2], x, w), ValueError),
-        ((dx, dw.mT, dy, x, w), ValueError),
-        ((dx, dw, dy, x[:, :, 0], w), ValueError),
-        ((dx, dw, dy, x, w[0]), ValueError),
-        ((dx, dw, dy.cpu(), x.cpu(), w.cpu()), ValueError),
+    for wrong, error, message in [
+        ((dx, dw, dy.mT, x, w), ValueError, "dy: expected a contiguous array"),
+        ((dx.double(), dw, dy, x, w), TypeError, "dx: expected x's dtype"),
+        ((dx, dw.cpu(), dy, x, w), ValueError, "dw: expected an array on cuda"),
+        ((dx, dw, dy[:2], x, w), ValueError, "dy: expected a contiguous array"),
+        ((dx, dw.mT, dy, x, w), ValueError, "dw: expected a contiguous matrix of 5 x 6"),
+        ((dx, dw, dy, x[:, :, 0], w), ValueError, r"x: expected \(rows, in, inner\)"),
+        ((dx, dw, dy, x, w[0]), ValueError, "factors: expected matrices"),
+        ((dx, dw, dy.cpu(), x.cpu(), w.cpu()), ValueError, "x: expected an array on a CUDA device"),
     ]:
-        with pytest.raises(error):
+        with pytest.raises(error, match=f"^{message}"):
             bwd(*wrong)
     assert _backend.library().kron_linear_product_bwd_time(1, 4, 0, 5, 6, 0) == 0
     bwd(dx, dw, dy, x, w)

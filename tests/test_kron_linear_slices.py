@@ -12,7 +12,8 @@ from cuops import _backend
 from cuops._kron_linear.bwd import fused_backward
 from cuops._kron_linear.gemm import chain_of_matmuls
 from kron_exact import arguments, check, distance, exact, gradients
-from kron_samples import DTYPES, columns_of, factors_of, random
+from kron_samples import columns_of, factors_of, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 SIZES = [
@@ -142,17 +143,17 @@ def test_arguments_of_gradients_in_one_launch_are_checked():
     x, dy, w, v = (torch.ones(size, device="cuda") for size in ((4, 6), (4, 5), (5, 3), (1, 2)))
     dx, dw, dv = (torch.empty_like(t) for t in (x, w, v))
     bwd = _backend.library().kron_linear_slices_bwd
-    for wrong, error in [
-        (([dw], dx, dy, x, [w, v]), ValueError),
-        (([dw, dv], dx.double(), dy, x, [w, v]), TypeError),
-        (([dw.mT, dv], dx, dy, x, [w, v]), ValueError),
-        (([dw, dv.cpu()], dx, dy, x, [w, v]), ValueError),
-        (([dw, dv], dx, dy[:2], x, [w, v]), ValueError),
-        (([dw, dv], dx, dy, x, [w, v[0]]), ValueError),
-        (([dw, dv], dx, dy.cpu(), x.cpu(), [w.cpu(), v.cpu()]), ValueError),
-        (([dw], dx[:, :3], dy, x[:, :3].contiguous(), [w]), ValueError),
+    for wrong, error, message in [
+        (([dw], dx, dy, x, [w, v]), ValueError, "dfactors: expected one a factor"),
+        (([dw, dv], dx.double(), dy, x, [w, v]), TypeError, "dx: expected f32"),
+        (([dw.mT, dv], dx, dy, x, [w, v]), ValueError, "dfactors: expected a contiguous matrix of 5 x 3"),
+        (([dw, dv.cpu()], dx, dy, x, [w, v]), ValueError, "dfactors: expected an array on cuda"),
+        (([dw, dv], dx, dy[:2], x, [w, v]), ValueError, "dy: expected a contiguous matrix of 4 x 5"),
+        (([dw, dv], dx, dy, x, [w, v[0]]), ValueError, "factors: expected matrices"),
+        (([dw, dv], dx, dy.cpu(), x.cpu(), [w.cpu(), v.cpu()]), ValueError, "x: expected an array on a CUDA device"),
+        (([dw], dx[:, :3], dy, x[:, :3].contiguous(), [w]), ValueError, "factors: no kernel"),
     ]:
-        with pytest.raises(error):
+        with pytest.raises(error, match=f"^{message}"):
             bwd(*wrong)
     growing = [1, 128, 1, 128, 1, 1, 2, 1, 128, 1, 128, 1]  # from a few elements to 2^29 and back
     for rows, sizes in ((4, [5, 3]), (4000, [200, 3, 2, 2]), (1, growing), (4, growing)):

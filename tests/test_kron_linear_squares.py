@@ -11,7 +11,8 @@ import torch
 from cuops._kron_linear import sums as _sums
 from cuops._kron_linear.gemm import chain_of_matmuls_backward
 from kron_exact import arguments, distance, gradients
-from kron_samples import DTYPES, ODD, assert_repeatable, random
+from kron_samples import ODD, assert_repeatable, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 SQUARES = [[(size, size)] * 2 for size in (16, 24, 32, 48, 64, 80, 96, 128)]

@@ -7,7 +7,8 @@ import torch
 import tvm_ffi
 from cuops import _backend
 from cuops._kron_linear.copies import summed
-from kron_samples import DTYPES, assert_repeatable, random
+from kron_samples import assert_repeatable, random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 

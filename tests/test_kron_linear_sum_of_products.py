@@ -9,7 +9,8 @@ import torch
 from cuops._kron_linear import sums as _sums
 from cuops._kron_linear.gemm import chain_of_matmuls_backward
 from cuops._kron_linear.sums import sum_of_products
-from kron_samples import Largest, close, make
+from kron_samples import Largest, close
+from samples import make
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 

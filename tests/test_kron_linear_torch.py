@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from cuops import reference
 from cuops._kron_linear import bwd, eager, operators
-from kron_samples import DTYPES, LARGE, SAMPLES, arguments, check, definition, exact_gradients, make, x_of
+from kron_samples import LARGE, SAMPLES, arguments, check, definition, exact_gradients, x_of
+from samples import DTYPES, make
 
 gpu = pytest.mark.gpu
 

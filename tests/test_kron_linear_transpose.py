@@ -6,7 +6,8 @@ import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear.copies import swapped
-from kron_samples import DTYPES, random
+from kron_samples import random
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuops.nn import _known_rms_norms
-from module_samples import DTYPES, close, make
+from module_samples import close
+from samples import DTYPES, make
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Mismatch dtype between input and weight:UserWarning"

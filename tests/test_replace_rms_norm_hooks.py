@@ -6,7 +6,7 @@ import copy
 
 import cuops
 import torch
-from module_samples import make
+from samples import make
 
 
 def test_hooks_modes_and_shared_modules_are_kept():

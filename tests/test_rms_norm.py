@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rms_norm_samples import DTYPES, SHAPES, WIDE, assert_close, definition, make
+from rms_norm_samples import SHAPES, WIDE, assert_close, definition
+from samples import DTYPES, make
 
 gpu = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import cuops
 import pytest
 import torch
 import torch.nn.functional as F
-from rms_norm_samples import make
+from samples import make
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ GRADIENT = torch.func.grad(lambda x: cuops.rms_norm(x).square().mean(-1).sin().s
 @pytest.mark.parametrize(
     ("transform", "x"),
     [
-        (torch.vmap(lambda x: cuops.rms_norm(x, return_rstd=True)), torch.randn(64, 64)),
-        (GRADIENT, torch.randn(64, 4)),
-        (torch.vmap(lambda x: cuops.rms_norm(x)), torch.randn(2, 64, 32).transpose(1, 2)),
-        (lambda x: torch.func.jvp(cuops.rms_norm, (x,), (x.flip(0),))[1], torch.randn(8, 64)),
-        (lambda x: torch.func.jvp(GRADIENT, (x,), (x.flip(0),))[1], torch.randn(4, 8)),
+        (torch.vmap(lambda x: cuops.rms_norm(x, return_rstd=True)), make((64, 64))),
+        (GRADIENT, make((64, 4))),
+        (torch.vmap(lambda x: cuops.rms_norm(x)), make((2, 64, 32)).transpose(1, 2)),
+        (lambda x: torch.func.jvp(cuops.rms_norm, (x,), (x.flip(0),))[1], make((8, 64))),
+        (lambda x: torch.func.jvp(GRADIENT, (x,), (x.flip(0),))[1], make((4, 8))),
     ],
     ids=["rstd", "a gradient of short rows", "columns", "forward mode", "forward over reverse"],
 )

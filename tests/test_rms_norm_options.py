@@ -6,7 +6,8 @@ import cuops
 import numpy as np
 import pytest
 import torch
-from rms_norm_samples import DTYPES, assert_close, definition, make
+from rms_norm_samples import assert_close, definition
+from samples import DTYPES, make
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from rms_norm_samples import DTYPES, assert_close, definition, make
+from rms_norm_samples import assert_close, definition
+from samples import DTYPES, make
 
 gpu = pytest.mark.gpu
 

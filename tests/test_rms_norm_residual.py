@@ -8,7 +8,8 @@ import cuops
 import numpy as np
 import pytest
 import torch
-from rms_norm_samples import BACKEND, DTYPES, assert_close, definition, make
+from rms_norm_samples import BACKEND, assert_close, definition
+from samples import DTYPES, make
 
 gpu = pytest.mark.gpu
 PAIRS = [pair for pair in itertools.product(DTYPES, DTYPES) if pair[0] != pair[1]]

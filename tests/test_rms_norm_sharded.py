@@ -7,7 +7,7 @@ import os
 
 import cuops
 import torch
-from rms_norm_samples import make
+from samples import make
 
 SHAPE = (4, 6, 8)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rms_norm_samples import BACKEND, DTYPES, SHAPES, WIDE, assert_close, definition, make
+from rms_norm_samples import BACKEND, SHAPES, WIDE, assert_close, definition
+from samples import DTYPES, make
 from torch._dynamo.testing import CompileCounter
 
 gpu = pytest.mark.gpu

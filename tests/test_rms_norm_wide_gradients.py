@@ -7,9 +7,10 @@ from itertools import product
 import cuops
 import pytest
 import torch
+from rms_norm_samples import assert_gradients_close
+from samples import DTYPES
 
 pytestmark = pytest.mark.gpu
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 def gradients(x, weight, bias, dy, dh, residual, weight_offset):
@@ -28,20 +29,51 @@ def gradients(x, weight, bias, dy, dh, residual, weight_offset):
     return got, [dx if residual is None else dx + dh.double(), *others]
 
 
-def assert_close(got, want, n, rows):
-    """One rounding to the result's dtype, and what sums over a row or over all rows lose, for numbers of size 1."""
-    for a, b in zip(got, want, strict=True):
-        sums = torch.finfo(torch.float64 if got[0].dtype == torch.float64 else torch.float32)
-        allowed = (
-            torch.finfo(a.dtype).eps / 2 * b.abs() + sums.eps * (16 + n**0.5 / 8 + rows**0.5) * 10 * b.abs().mean()
-        )
-        assert ((a.double() - b).abs() <= allowed).all()
-
-
 KINDS = ["plain", "residual", "bias", "offset", "no weight", "wide weight", "off a vector"]  # and "apart", of some
+ALL_AT_ONCE = [
+    *[(2, 16384), (9, 4104), (16, 6144), (40, 8192), (65, 16384), (100, 6152), (256, 4096), (300, 2048), (512, 3584)],
+    *[(640, 2048), (1024, 1024)],
+    *[(33, 16383), (64, 4097), (90, 8190), (130, 7164), (256, 8191)],  # between vectors
+]
+FEW_SHORT = [(3, 8), (20, 72), (65, 257), (100, 136), (130, 9), (16, 1023), (33, 1024), (200, 66), (1024, 32)]
+GROUPS = {  # of shapes that different kernels compute: kinds, (rows, n), dtypes
+    "rows of any width": (
+        KINDS,
+        [(5 if n > 8192 else 700, n) for n in (3, 65, 512, 4097, 8192, 33333, 65536, 131080, 262144, 262147, 600_000)],
+        DTYPES,
+    ),
+    "few long rows": (
+        KINDS,
+        [(1, 20000), (1, 262143), (1, 1_048_576), (2, 16384), (3, 70001), (16, 65532), (17, 262143)],
+        DTYPES,
+    ),
+    "rows that start between vectors": (
+        ["bias", "residual", "offset", "wide weight"],
+        [(128, 40004), (129, 40001), (300, 33), (300, 1025), (40, 4102), (5000, 1023), (2200, 4097), (900, 9001)],
+        DTYPES[1:],
+    ),
+    "many rows": (
+        ["residual", "offset", "wide weight"],
+        [(9000, 40), (4300, 512), (3000, 1024), (2000, 4096), (2200, 4608), (2200, 9216), (1000, 16384), (300, 65536)],
+        DTYPES[1:],
+    ),
+    "more rows than the cache holds": (["plain"], [(40_000_000 // n, n) for n in (1000, 4096, 8192)], DTYPES[1:]),
+    "few rows": (["plain"], [*product((1, 2, 16, 40, 256), (7, 65, 256, 1000, 4097, 7168, 8192, 33333))], DTYPES),
+    "rows that are read all at once": (["plain", "residual", "apart"], ALL_AT_ONCE, DTYPES[1:]),
+    "rows that one block or cluster has": (["plain", "residual", "apart"], FEW_SHORT, DTYPES[1:]),
+    "few short rows": (["wide weight", "offset"], [(1, 520), (1, 2600), *FEW_SHORT], DTYPES[1:]),
+}
 
 
-def check_agreement(kind, rows, n, dtype):
+@pytest.mark.parametrize(
+    ("kind", "rows", "n", "dtype"),
+    [
+        pytest.param(kind, rows, n, dtype, id=f"{group}-{kind}-{rows}-{n}-{dtype}")
+        for group, (kinds, shapes, dtypes) in GROUPS.items()
+        for kind, (rows, n), dtype in product(kinds, shapes, dtypes)
+    ],
+)
+def test_gradients_agree_with_the_formula(kind, rows, n, dtype):
     torch.manual_seed(n)
     base = torch.randn(rows, n + (8 if kind == "apart" else 3), device="cuda").to(dtype)
     x = {"off a vector": base[:, 3:], "apart": base[:, :n]}.get(kind, base[:, :n].contiguous())
@@ -53,84 +85,8 @@ def check_agreement(kind, rows, n, dtype):
     offset = 1.0 if kind in ("bias", "offset") else 0.0
     arguments = x, weight, bias, dy, dh, residual if kind in ("residual", "offset") else None, offset
     got, want = gradients(*arguments)
-    assert_close(got, want, n, rows)
+    assert_gradients_close(got, want, n, rows)
     assert all(torch.equal(a, b) for a, b in zip(got, gradients(*arguments)[0], strict=True))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n", [3, 65, 512, 4097, 8192, 33333, 65536, 131080, 262144, 262147, 600_000])
-@pytest.mark.parametrize("kind", KINDS)
-def test_agree_with_the_formula(kind, n, dtype):
-    check_agreement(kind, 5 if n > 8192 else 700, n, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("rows", "n"), [(1, 20000), (1, 262143), (1, 1_048_576), (2, 16384), (3, 70001), (16, 65532), (17, 262143)]
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_few_long_rows_agree_with_the_formula(kind, rows, n, dtype):
-    check_agreement(kind, rows, n, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize(
-    ("rows", "n"),
-    [(128, 40004), (129, 40001), (300, 33), (300, 1025), (40, 4102), (5000, 1023), (2200, 4097), (900, 9001)],
-)
-@pytest.mark.parametrize("kind", ["bias", "residual", "offset", "wide weight"])
-def test_rows_that_start_between_vectors_agree_with_the_formula(kind, rows, n, dtype):
-    check_agreement(kind, rows, n, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize(
-    ("rows", "n"),
-    [(9000, 40), (4300, 512), (3000, 1024), (2000, 4096), (2200, 4608), (2200, 9216), (1000, 16384), (300, 65536)],
-)
-@pytest.mark.parametrize("kind", ["residual", "offset", "wide weight"])
-def test_many_rows_agree_with_the_formula(kind, rows, n, dtype):
-    check_agreement(kind, rows, n, dtype)
-
-
-ALIGNED = [
-    (2, 16384),
-    (9, 4104),
-    (16, 6144),
-    (40, 8192),
-    (65, 16384),
-    (100, 6152),
-    (256, 4096),
-    (300, 2048),
-    (512, 3584),
-    (640, 2048),
-    (1024, 1024),
-]
-BETWEEN_VECTORS = [(33, 16383), (64, 4097), (90, 8190), (130, 7164), (256, 8191)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize(("rows", "n"), ALIGNED + BETWEEN_VECTORS)
-@pytest.mark.parametrize("kind", ["plain", "residual", "apart"])
-def test_rows_that_are_read_all_at_once_agree_with_the_formula(kind, rows, n, dtype):
-    check_agreement(kind, rows, n, dtype)
-
-
-FEW_SHORT = [(3, 8), (20, 72), (65, 257), (100, 136), (130, 9), (16, 1023), (33, 1024), (200, 66), (1024, 32)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize(("rows", "n"), FEW_SHORT)
-@pytest.mark.parametrize("kind", ["plain", "residual", "apart"])
-def test_rows_that_one_block_or_cluster_has_agree_with_the_formula(kind, rows, n, dtype):
-    check_agreement(kind, rows, n, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize(("rows", "n"), [(1, 520), (1, 2600), *FEW_SHORT])
-@pytest.mark.parametrize("kind", ["wide weight", "offset"])
-def test_few_short_rows_beside_a_wide_weight_or_with_an_offset_agree_with_the_formula(kind, rows, n, dtype):
-    check_agreement(kind, rows, n, dtype)
 
 
 SIZES = {
@@ -239,31 +195,7 @@ def test_are_right_where_squares_leave_the_range(dtype, weight_dtype, scale, n):
     rows = want[0].abs().mean(-1, keepdim=True)
     error = (got[0].double() - want[0]).abs() / (want[0].abs() + rows)
     assert error.max() <= torch.finfo(dtype).eps / 2 + 2e-5
-    assert_close(got[1:], want[1:], n, 40)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 16, 40, 256])
-@pytest.mark.parametrize("n", [7, 65, 256, 1000, 4097, 7168, 8192, 33333])
-def test_few_rows_agree_with_the_formula(n, rows, dtype):
-    torch.manual_seed(n)
-    x, weight = (torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in ((rows, n), (n,)))
-    dy = torch.randn(rows, n, device="cuda").to(dtype)
-    got, want = gradients(x, weight, None, dy, None, None, 0.0)
-    assert_close(got, want, n, rows)
-    assert all(torch.equal(a, b) for a, b in zip(got, gradients(x, weight, None, dy, None, None, 0.0)[0], strict=True))
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("n", [1000, 4096, 8192])
-def test_more_rows_than_the_cache_holds(n, dtype):
-    torch.manual_seed(n)
-    rows = 40_000_000 // n
-    x, weight = (torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in ((rows, n), (n,)))
-    dy = torch.randn(rows, n, device="cuda").to(dtype)
-    got, want = gradients(x, weight, None, dy, None, None, 0.0)
-    assert_close(got, want, n, rows)
-    assert all(torch.equal(a, b) for a, b in zip(got, gradients(x, weight, None, dy, None, None, 0.0)[0], strict=True))
+    assert_gradients_close(got[1:], want[1:], n, 40)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

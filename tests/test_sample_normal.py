@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from cuops import _backend
+from sample_normal_samples import parameters
+from samples import DTYPES
 from torch._dynamo.testing import CompileCounterWithBackend
-
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-gpu = pytest.mark.gpu
 
 # Philox-4x32-10 at 0, and at digits of pi: the known answers of its authors' library, Random123.
 KNOWN_ANSWERS = [
@@ -25,13 +24,6 @@ KNOWN_ANSWERS = [
         (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
     ),
 ]
-
-
-def parameters(shape=(10,), dtype=torch.float32, device="cpu", seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    mu = torch.randn(shape, generator=generator, dtype=torch.float64)
-    sigma = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
-    return mu.to(device, dtype), sigma.to(device, dtype)
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)

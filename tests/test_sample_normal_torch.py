@@ -11,9 +11,13 @@ import pytest
 import torch
 from cuops import reference
 from cuops._sample_normal.noise import Draw
-from test_sample_normal import DTYPES, gpu, parameters
+from sample_normal_samples import parameters
+from samples import DTYPES
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+
+gpu = pytest.mark.gpu
 
 
 def leaves(*tensors):
@@ -63,10 +67,14 @@ def test_gradients_are_sums_over_the_samples(shape, n, sample_dim, dtype, device
         grad.cpu().double() if dtype != torch.float64 else grad.cpu(),
         mu.cpu().double(), sigma.cpu().double(), None, None, Draw(2, 0, n, 5, sample_dim),
     )  # fmt: skip
-    # One rounding to the dtype, and n in the sums' own; float32's noise is off by 1e-4 where its radius is small.
-    terms = n * (torch.finfo(dtype).eps + 1e-6 * (dtype != torch.float64))
-    assert (dmu.cpu() - exact[0]).abs().max() <= 4 * terms
-    assert (dsigma.cpu() - exact[1]).abs().max() <= 4 * terms
+    # One rounding to the dtype; n in the sums' own, of up to sqrt(n) and by eps / 2 to either side, which is n eps / 2;
+    # and the noise, which is off by 1e-6 on the whole in float32, and by 2e-5 for bfloat16 on a GPU.
+    sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    noise = {torch.float64: 0.0, torch.bfloat16: 2e-5}.get(dtype, 1e-6)
+    for gradient, want in ((dmu, exact[0]), (dsigma, exact[1])):
+        allowed = torch.finfo(dtype).eps / 2 * want.abs() + 4 * n * (sums + noise)
+        assert ((gradient.cpu() - want).abs() <= allowed).all()
+        assert (want.abs() / 2 > allowed).double().mean() > 0.9  # half of it would not do
     assert torch.equal(
         dmu, torch.autograd.grad(cuops.sample_normal(mu, sigma, n, seed=2, sample_dim=sample_dim, start=5), mu, grad)[0]
     )
@@ -138,14 +146,16 @@ def test_bounds_compile_into_the_graph(device):
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_numbers_that_change_stay_in_one_graph(dynamic, device):
+def test_numbers_that_change_stay_in_two_graphs(dynamic, device):
     def draw(mu, sigma, bound):
         return cuops.sample_normal(mu, sigma, 9, low=-bound, high=bound, seed=3)
 
-    compiled = torch.compile(draw, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(draw, fullgraph=True, dynamic=dynamic, backend=counter)
     mu, _ = parameters(device=device)
-    for sigma, bound in ((0.5, 4.0), (0.6, 5.0), (0.7, 6.1)):
+    for sigma, bound in ((0.5, 4.0), (0.6, 5.0), (0.7, 6.1), (0.8, 7.5)):
         assert torch.equal(compiled(mu, sigma, bound), draw(mu, sigma, bound))
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -376,20 +386,3 @@ def test_no_noise_is_stored_for_the_gradient():
     before = torch.cuda.memory_allocated()
     torch.autograd.grad(x, (mu, sigma), grad)
     assert torch.cuda.max_memory_allocated() - before < 0.1 * x.numel() * 4  # sums of chunks of the samples
-
-
-def test_transforms_of_truncated_samples_do_what_eager_calls_do():
-    mu, sigma = torch.zeros(2), torch.tensor([0.0, 1.0])
-
-    def draw(mu, sigma):
-        return cuops.sample_normal(mu, sigma, 3, seed=1, low=-1.0, high=1.0)
-
-    assert torch.equal(torch.func.vmap(draw, (0, None))(mu[None], sigma)[0], draw(mu, sigma))
-    assert torch.func.vmap(draw, (None, 0))(mu, -torch.ones(1, 2)).isnan().all()
-    wanted = torch.autograd.functional.jacobian(draw, (mu, sigma))
-    for got, want in zip(torch.func.jacrev(draw, (0, 1))(mu, sigma), wanted, strict=True):
-        torch.testing.assert_close(got, want)
-        assert want.isfinite().all()
-    for twice in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.grad(f))):
-        with pytest.raises(NotImplementedError, match="second derivatives of truncated samples"):
-            twice(lambda mu: draw(mu, sigma).square().sum())(mu)

@@ -218,3 +218,20 @@ def test_a_transformed_backward_of_truncated_samples_has_a_derivative_by_its_gra
     for found in first(x, mu, grad):
         by_grad = torch.autograd.grad(found.sum(), grad, retain_graph=True)[0]
         torch.testing.assert_close(by_grad.sum(0), want)
+
+
+def test_transforms_of_truncated_samples_do_what_eager_calls_do():
+    mu, sigma = torch.zeros(2), torch.tensor([0.0, 1.0])
+
+    def draw(mu, sigma):
+        return cuops.sample_normal(mu, sigma, 3, seed=1, low=-1.0, high=1.0)
+
+    assert torch.equal(torch.func.vmap(draw, (0, None))(mu[None], sigma)[0], draw(mu, sigma))
+    assert torch.func.vmap(draw, (None, 0))(mu, -torch.ones(1, 2)).isnan().all()
+    wanted = torch.autograd.functional.jacobian(draw, (mu, sigma))
+    for got, want in zip(torch.func.jacrev(draw, (0, 1))(mu, sigma), wanted, strict=True):
+        torch.testing.assert_close(got, want)
+        assert want.isfinite().all()
+    for twice in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.grad(f))):
+        with pytest.raises(NotImplementedError, match="second derivatives of truncated samples"):
+            twice(lambda mu: draw(mu, sigma).square().sum())(mu)

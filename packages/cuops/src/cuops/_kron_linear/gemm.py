@@ -234,15 +234,10 @@ def _backward_of_two(
 
 
 def chain_of_matmuls_backward(
-    dy: Tensor,
-    x: Tensor,
-    factors: Sequence[Tensor],
-    needs_x: bool,
-    needs_factors: Sequence[bool],
-    kernel: Kernel | None = None,
+    dy: Tensor, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool]
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """`back_through_chain` of what somebody else holds, too, whose states were not kept."""
-    return back_through_chain([dy], x, factors, needs_x, needs_factors, kernel)
+    return back_through_chain([dy], x, factors, needs_x, needs_factors)
 
 
 def back_through_chain(
