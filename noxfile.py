@@ -94,7 +94,7 @@ def wheels(session: nox.Session) -> None:
     else:
         build = wheelhouse.build_in_manylinux if options.cibuildwheel else wheelhouse.build
         built = build(session, options.rows or list(wheelhouse.CUDA), DIST, options.machine)
-    session.install("-q", *group("contract"))
+    locked(session, "contract")
     session.run("pytest", *WORKERS, "tests/test_wheels.py", f"--wheels={DIST}")
     for wheel in built:
         session.log(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB")
@@ -149,12 +149,13 @@ def bench(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/, or into another folder (-- FOLDER); a warning is an error."""
     folder = arguments.docs().parse_args(session.posargs).folder
-    session.install("-e", "./packages/cuops", *group("docs"))
+    locked(session, "docs")
+    session.install("-q", "--no-deps", "--no-build-isolation", "-e", "./packages/cuops")
     kept = Path(session.create_tmp(), "doctrees")  # what the site has no use for
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "-d", str(kept), "docs", folder)
 
 
-@nox.session(python="3.10")
+@nox.session
 def lock(session: nox.Session) -> None:
     """Write requirements/*.txt, or those named: everything that a release is made with, pinned with hashes."""
     session.install("-q", *group("lock"))

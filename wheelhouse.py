@@ -63,7 +63,7 @@ def build(session: nox.Session, rows: list[str], folder: Path, machines: list[st
 def build_in_manylinux(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None) -> list[Path]:
     """As `build`, but the backends are compiled in the stock manylinux image, by cibuildwheel."""
     build(session, [], folder)
-    session.install("-q", *nox.project.dependency_groups(nox.project.load_toml(), "cibuildwheel"))
+    session.install("-q", "--require-hashes", "-r", "requirements/cibuildwheel.txt")
     command = ("cibuildwheel", "--only", "cp312-manylinux_x86_64", "--config-file", "pyproject.toml")
     for row in rows:
         for machine in machines or [platform.machine()]:

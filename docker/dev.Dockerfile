@@ -1,4 +1,4 @@
-# Everything that the nox sessions need, for a clone of yours at /work:
+# What the nox sessions need (but gh for `github`, compute-sanitizer for `sanitize`, docker for cibuildwheel), for a clone at /work:
 # docker run --rm -it --user "$(id -u):$(id -g)" -v "$PWD:/work" IMAGE nox -l
 ARG BASE=docker.io/library/python:3.13-slim-bookworm
 
@@ -11,7 +11,7 @@ RUN python3 -m venv /tmp/pip \
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="cuops-dev" \
-      org.opencontainers.image.description="Everything that the nox sessions of cuops need" \
+      org.opencontainers.image.description="What the nox sessions of cuops need" \
       org.opencontainers.image.source="https://github.com/cuops/cuops" \
       org.opencontainers.image.licenses="Apache-2.0"
 # The distribution gives one version of each at a time: a pin here would only break.

@@ -41,6 +41,8 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     there = tags_of(root, remote) if remote else {}
     if tag in here or tag in there:
         raise ReleaseError(f"the tag {tag} exists and is never moved: give a higher version with --version")
+    if remote and git(root, "ls-remote", remote, f"refs/heads/{tag}"):
+        raise ReleaseError(f"{remote} has a branch {tag}, which would be taken for the tag: delete or rename it")
     if missing := [name for name in there if name not in here and TAG.fullmatch(name)]:
         raise ReleaseError(
             f"{remote} has releases that this clone does not know of, such as {missing[-1]}: git fetch --tags {remote}"

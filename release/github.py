@@ -6,9 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from . import ReleaseError, arguments, cut, wheels
 
@@ -39,19 +37,10 @@ def release(tag: str, folder: Path) -> None:
     text = cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v"))
     files = [str(path) for path in sorted(folder.iterdir())]
     if exists(tag):  # by an earlier run, which may have ended in the middle
-        gh("release", "edit", tag, "--notes-file", "-", text=text)
         gh("release", "upload", tag, "--clobber", *files)
+        gh("release", "edit", tag, "--draft=false", "--notes-file", "-", text=text)
     else:
         gh("release", "create", tag, "--verify-tag", "--title", tag, "--notes-file", "-", *files, text=text)
-
-
-def records(content: Any) -> Iterator[dict[str, Any]]:
-    """The measurements in a benchmark's JSON, however deep."""
-    if isinstance(content, dict) and "results" in content and "shape" in content:
-        yield content
-    elif isinstance(content, (dict, list)):
-        for part in content.values() if isinstance(content, dict) else content:
-            yield from records(part)
 
 
 def comparison(folder: Path) -> str:
@@ -61,7 +50,7 @@ def comparison(folder: Path) -> str:
         content = json.loads(path.read_text())
         if not isinstance(content, dict) or not content.keys() >= {"operator", "provenance", "sections"}:
             raise ReleaseError(f"{path} is no result of a benchmark")
-        measured = list(records(content["sections"]))
+        measured = [record for section in content["sections"].values() for record in section if "results" in record]
         names = list(dict.fromkeys(name for record in measured for name in record["results"]))
         facts = content["provenance"]
         lines += [f"### {path.stem} on {facts['device']}, commit {facts['commit']}", ""]

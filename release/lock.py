@@ -1,4 +1,4 @@
-"""Writes requirements/*.txt: each thing that a release is made with, at one version, with the hashes of its files."""
+"""Writes requirements/*.txt: all that a release is made with, a version of each for every Python, with hashes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ def inputs() -> dict[str, tuple[str, ...]]:
     return {
         "nox": dependency_groups(project, "nox"),
         "build": (*dependency_groups(project, "build"), *regenerate.BUILD_REQUIRES, *regenerate.COMPILER_REQUIRES),
+        **{name: dependency_groups(project, name) for name in ("cibuildwheel", "contract")},
         **{name: dependency_groups(project, name) for name in ("release", "attest", "rehearse")},
         "runtime": (*core, "apache-tvm-ffi>=0.1.9,<0.2"),
+        "docs": (*dependency_groups(project, "docs"), *core, *regenerate.BUILD_REQUIRES),
         **{row.distribution: row.wheels for row in table.read(regenerate.ROOT / "cuda.toml").values()},
     }
 
 
-def pins(path: Path) -> dict[str, str]:
-    """The versions in a file of pins, by name."""
-    lines = (
-        line.split(";")[0].split("\\")[0]
-        for line in path.read_text().splitlines()
-        if "==" in line and line[0].isalnum()
-    )
-    return {requirement.name: str(requirement.specifier)[2:] for requirement in map(Requirement, lines)}
+def pins(path: Path) -> dict[str, list[str]]:
+    """The versions in a file of pins, by name: one for every Python, or several for some each."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if "==" in line and line[0].isalnum():
+            requirement = Requirement(line.rstrip("\\"))
+            found.setdefault(requirement.name, []).append(str(requirement.specifier)[2:])
+    return found
 
 
 def stale() -> list[str]:
@@ -50,7 +52,8 @@ def stale() -> list[str]:
         path = FOLDER / f"{name}.txt"
         pinned = pins(path) if path.exists() else {}
         for requirement in map(Requirement, wanted):
-            if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier:
+            versions = pinned.get(canonicalize_name(requirement.name), ())
+            if not any(version in requirement.specifier for version in versions):
                 print(f"requirements/{name}.txt does not have {requirement}: nox -s lock -- {name}")
                 found.append(name)
     for path in sorted(FOLDER.glob("*.txt")):
@@ -70,25 +73,9 @@ def main(names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, f"{name}.in")
             source.write_text("\n".join(wanted[name]))
-            options = [
-                "--generate-hashes",
-                "--allow-unsafe",
-                "--strip-extras",
-                "--quiet",
-                "--no-header",
-                "--no-annotate",
-            ]
-            options += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
-            command = [
-                sys.executable,
-                "-m",
-                "piptools",
-                "compile",
-                *options,
-                "-o",
-                str(FOLDER / f"{name}.txt"),
-                str(source),
-            ]
+            every = ("--universal", "--python-version", "3.10")  # Python from there on
+            options = (*every, "--generate-hashes", "--quiet", "--no-header", "--no-annotate")
+            command = (sys.executable, "-m", "uv", "pip", "compile", *options, "-o", FOLDER / f"{name}.txt", source)
             subprocess.run(command, check=True)
         print(f"requirements/{name}.txt: {len(pins(FOLDER / f'{name}.txt'))} pins")
 

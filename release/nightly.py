@@ -35,9 +35,9 @@ def try_out(folder: Path, rows: list[str]) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             venv.create(scratch, with_pip=True)
             python = Path(scratch, "bin", "python")
-            subprocess.run(
-                [python, "-m", "pip", "install", "-q", "--find-links", folder, f"cuops-{row}=={version}"], check=True
-            )
+            install = (python, "-m", "pip", "install", "-q")
+            subprocess.run([*install, "--require-hashes", "-r", "requirements/runtime.txt"], check=True)
+            subprocess.run([*install, "--find-links", folder, f"cuops-{row}=={version}"], check=True)
             said = subprocess.run(
                 [python, "-c", CHECK], cwd=scratch, check=True, capture_output=True, text=True
             ).stdout.strip()

@@ -59,6 +59,16 @@ def test_version_changelog_and_tag_agree_here_and_at_the_origin(clone):
     ]
 
 
+def test_the_changelog_leaves_out_the_commits_of_releases_alone(clone):
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", "chore(release): a step of its own")
+    cut.cut(clone, "", None)
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", "fix: more")
+    cut.cut(clone, "", None)
+    changelog = (clone / "CHANGELOG.md").read_text()
+    assert "- **release**: a step of its own" in changelog
+    assert "- **release**: v0.3.1" not in changelog
+
+
 def test_a_higher_version_may_be_given_and_a_lower_one_not(clone):
     with pytest.raises(ReleaseError, match=r"v0\.2\.9 does not follow from the commits, which lead to v0\.3\.1"):
         cut.cut(clone, "0.2.9", None)
@@ -106,6 +116,16 @@ def test_nothing_stays_behind_after_a_push_that_was_refused(clone, fault):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
     assert not (clone / "CHANGELOG.md").exists()
+
+
+def test_a_branch_of_the_name_of_the_tag_at_the_origin_stops_the_release(clone):
+    git(clone, "push", "--quiet", "origin", "HEAD:refs/heads/v0.3.1", "HEAD:refs/heads/fix/v0.3.1")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=r"origin has a branch v0\.3\.1, which would be taken for the tag"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+    git(clone, "push", "--quiet", "--delete", "origin", "refs/heads/v0.3.1")
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
 
 
 def test_a_clone_without_the_tags_of_its_origin_releases_nothing(clone):
@@ -178,14 +198,14 @@ def test_a_tag_lower_than_the_commits_ask_for_cannot_be_released(clone):
     cut.check(clone, "v0.4.0")
 
 
-def test_a_release_on_github_is_made_once_and_then_mended(tmp_path, monkeypatch):
+def test_a_release_on_github_is_made_once_then_mended_and_no_draft_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(github.wheels, "check_sums", lambda folder: None)
     monkeypatch.setattr(github.wheels, "one_version", lambda folder: "0.3.1")
     log, made, command = tmp_path / "log", tmp_path / "made", tmp_path / "bin/gh"
     for folder in (tmp_path / "bin", tmp_path / "dist"):
         folder.mkdir()
     command.write_text(
-        f'#!/bin/sh\necho "$2" >> {log}\ncase $2 in view) test -e {made};; create) touch {made};; esac\n'
+        f'#!/bin/sh\necho "$@" >> {log}\ncase $2 in view) test -e {made};; create) touch {made};; esac\n'
     )
     command.chmod(0o755)
     (tmp_path / "CHANGELOG.md").write_text("## 0.3.1 - today\n\n- a fault\n")
@@ -193,4 +213,6 @@ def test_a_release_on_github_is_made_once_and_then_mended(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         github.release("v0.3.1", tmp_path / "dist")
-    assert log.read_text().split() == ["view", "create", "view", "edit", "upload"]
+    calls = log.read_text().splitlines()
+    assert [call.split()[1] for call in calls] == ["view", "create", "view", "upload", "edit"]
+    assert "--draft=false" in calls[-1]  # as what a run that was killed leaves is one

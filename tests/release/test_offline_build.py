@@ -106,6 +106,12 @@ def test_the_pins_are_those_that_pyproject_and_cuda_toml_ask_for():
     assert lock.stale() == []
 
 
+def test_what_some_pythons_need_is_pinned_too():
+    lines = (ROOT / "requirements/rehearse.txt").read_text().splitlines()
+    assert [line for line in lines if line.startswith("legacy-cgi==") and "python_full_version >= '3.13'" in line]
+    assert len(lock.pins(ROOT / "requirements/contract.txt")["pytest-randomly"]) == 2
+
+
 def test_every_pin_has_hashes():
     for path in sorted((ROOT / "requirements").glob("*.txt")):
         entries = [

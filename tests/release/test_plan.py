@@ -16,9 +16,12 @@ ROOT = Path(__file__).parents[2]
 RESULTS = {
     "operator": "rms_norm",
     "provenance": {"device": "A GPU", "commit": "abc"},
-    "sections": {"forward": {"records": [
-        {"kind": "fwd", "shape": [8, 4096], "dtype": "bfloat16", "results": {"cuops": {"us": 1.25}, "peer": {"failure": "no"}}},
-    ]}},
+    "sections": {
+        "forward": [
+            {"kind": "fwd", "shape": [8, 4096], "dtype": "bfloat16", "results": {"cuops": {"us": 1.25}, "peer": {"failure": "no"}}},
+        ],
+        "host": [{"implementation": "cuops", "without_gradient_us": 3.5}],
+    },
 }  # fmt: skip
 
 
@@ -93,6 +96,7 @@ def test_notes_are_one_section_of_the_changelog():
     [
         ("feat: a thing", True), ("fix(rms_norm)!: a thing", True), ("perf: faster\n\nBREAKING CHANGE: b", True),
         ("Merge branch 'x'", True), ("A thing", False), ("feat a thing", False), ("feet: a thing", False), ("feat:", False),
+        ("feat(rms_norm())!: a thing", False), ("feat(nn)(cem): a thing", False), ("feat(nn, cem): a thing", False),
     ],
 )  # fmt: skip
 def test_commit_messages_that_are_not_conventional_are_refused(message, accepted, tmp_path):

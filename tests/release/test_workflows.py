@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,18 @@ def test_lint_turns_red_on(what: str, repository: Path):
             assert "Failed" in done.stdout
     finally:
         path.write_text(before)
+
+
+def test_a_release_is_built_from_its_tag_whatever_branch_has_the_name():
+    refs = re.findall(r'\bref: "([^"]+)"', (ROOT / ".github/workflows/release.yml").read_text())
+    assert refs == ["refs/tags/${{ needs.tag.outputs.tag }}"] * 4
+
+
+def test_a_subject_that_is_misspelt_stays_in_the_changelog(repository: Path):
+    (repository / "CHANGELOG.md").write_text("- t" + "eh\n")
+    subprocess.run(["git", "add", "CHANGELOG.md"], cwd=repository, check=True)
+    done = check(repository, "codespell")
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_step_of_a_workflow_is_a_session():
