@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "host/error.h"
+#include "host/integers.h"
 #include "host/kernel.h"
 #include "host/tensor.h"
 
@@ -106,7 +107,7 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
   if (problems == 0 || d == 0) return;
 
   const unsigned threads = std::min(threads_for(n, 1), 1024u);
-  const int width = 16 / size_of(dtype);
+  const int width = width_of(dtype);
   const int device = population.device().device_id;
   const bool aligned = hardware("elite_moments", device).tuned >= 80 && d % width == 0 && aligned16(moments.population) &&
                        aligned16(moments.mu) && aligned16(moments.sigma) && aligned16(moments.best_x) && aligned16(moments.kept);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "host/error.h"
+#include "host/integers.h"
 #include "host/plan_cache.h"
 #include "host/tensor.h"
 #include "kron_linear/kron_factors.h"
@@ -14,7 +15,6 @@
 namespace cuops {
 namespace {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
 
 // Plans are made once for each problem on each device.
@@ -62,7 +62,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
     raise("ValueError", "y: expected x's leading dimensions");
   if (problem.rows == 0 || in == 0 || out == 0) raise("ValueError", "x: expected no empty array");
 
-  const int width = 16 / size_of(dtype);
+  const int width = width_of(dtype);
   const Rows x_rows = rows_of(x, "x"), y_rows = rows_of(y, "y");
   problem.aligned = vectors_fit(x_rows, width, dtype) && vectors_fit(y_rows, width, dtype);
   problem.linear = has_one_short_stride(x_rows, problem.rows) && has_one_short_stride(y_rows, problem.rows);

@@ -18,8 +18,6 @@
 namespace cuops {
 namespace {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
 void launch_fwd(RmsNormFwdParams& p, DType dtype, int device, CUstream stream, bool may_allocate) {
   const RmsNormFwdPlan plan = plan_rms_norm_fwd(&p, dtype, device, may_allocate);
   std::optional<tvm::ffi::Tensor> found;

@@ -12,8 +12,6 @@
 namespace cuops {
 namespace {
 
-constexpr int kMaxDevices = 64;
-
 bool forked_since_init = false;
 
 // Resolved, not initialised: naming an error needs no more.
@@ -43,8 +41,8 @@ struct Device {
 };
 
 Device& device_at(int index) {
-  static std::array<Device, kMaxDevices> devices;
-  if (index < 0 || index >= kMaxDevices) raise("ValueError", "device: index " + std::to_string(index) + " is out of range");
+  static std::array<Device, kDevices> devices;
+  if (index < 0 || index >= kDevices) raise("ValueError", "device: index " + std::to_string(index) + " is out of range");
   Device& device = devices[index];
   std::call_once(device.once, [&] {
     const Driver& d = driver();

@@ -91,6 +91,8 @@ const Driver& driver();
 // Throws CudaError with the driver's own name for a result other than success.
 void check(CUresult result, const char* call);
 
+constexpr int kDevices = 64;  // of a process, at most
+
 // A GPU's primary context, current for the life of the object.
 class ContextGuard {
  public:

@@ -1,9 +1,14 @@
-// Divisions that round up, and powers of two.
+// Divisions that round up, powers of two, and how many elements are in a vector.
 #pragma once
 
 #include <cstdint>
 
+#include "dtype.h"
+
 namespace cuops {
+
+// Of 16 bytes.
+inline int width_of(DType dtype) { return 16 / size_of(dtype); }
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 inline std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }

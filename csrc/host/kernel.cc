@@ -34,12 +34,11 @@ Loaded load_image(const std::string& source, int device) {
 }  // namespace
 
 CUfunction Kernel::load(int device) {
-  if (device < 0 || device >= kDevices) raise("ValueError", "device: index " + std::to_string(device) + " is out of range");
   static std::mutex mutex;
   static auto& by_source = *new std::map<std::pair<std::string, int>, Loaded>;
   const Driver& d = driver();
   const std::lock_guard<std::mutex> lock(mutex);
-  const ContextGuard context(device);
+  const ContextGuard context(device);  // ValueError for one that is out of range
   const RelaxedCapture relaxed;
   const auto key = std::make_pair(source_, device);
   auto found = by_source.find(key);

@@ -27,7 +27,6 @@ class Kernel {
   }
 
  private:
-  static constexpr int kDevices = 64;
   CUfunction load(int device);
 
   const std::string &source_, &name_;

@@ -14,6 +14,7 @@
 namespace cuops {
 
 using TensorView = tvm::ffi::TensorView;
+using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 DType dtype_of(TensorView t, const char* name);  // TypeError
 const char* name_of(DType dtype);

@@ -4,6 +4,7 @@
 #include <tvm/ffi/container/array.h>
 
 #include "host/error.h"
+#include "host/integers.h"
 #include "host/tensor.h"
 #include "kron_linear/plan/kron_plan.h"
 
@@ -37,7 +38,7 @@ inline bool has_small_strides(TensorView factor) {
 }
 
 inline void fill_factors(KronFactor* to, const tvm::ffi::Array<tvm::ffi::Tensor>& factors, DType dtype) {
-  const int width = 16 / size_of(dtype);
+  const int width = width_of(dtype);
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const tvm::ffi::Tensor factor = factors[i];
     KronFactor& f = to[i];

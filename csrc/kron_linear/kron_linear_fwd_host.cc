@@ -41,7 +41,7 @@ tvm::ffi::Tensor on_device(TensorView array, const char* name, DeviceMemory* mem
 
 // y = x kron(factors)^T + bias for contiguous host arrays, by the GPU `device`. The factors must be one group of the plan. Returns
 // when y is written.
-void kron_linear_fwd_host(TensorView y, TensorView x, Tensors factors, tvm::ffi::Optional<TensorView> bias, int64_t device) {
+void kron_linear_fwd_host(TensorView y, TensorView x, Tensors factors, OptionalTensor bias, int64_t device) {
   const int gpu = static_cast<int>(device);
   expect_at_least_1d(x, "x");
   expect_at_least_1d(y, "y");
@@ -70,7 +70,7 @@ void kron_linear_fwd_host(TensorView y, TensorView x, Tensors factors, tvm::ffi:
                   return tvm::ffi::Tensor::FromNDAlloc(Borrowed{reinterpret_cast<void*>(at)}, {count, n}, x.dtype(),
                                                        DLDevice{kDLCUDA, gpu});
                 };
-                tvm::ffi::Optional<TensorView> added;
+                OptionalTensor added;
                 if (bias_on_gpu.has_value()) added = TensorView(*bias_on_gpu);
                 const tvm::ffi::Tensor x_chunk = chunk(from[0], in), y_chunk = chunk(to[0], out);
                 kron_linear_fwd(TensorView(y_chunk), TensorView(x_chunk), on_gpu, 1, added, false);

@@ -36,7 +36,7 @@ Params complete(Params p, const KronCall& call) {
 KronFwdParams complete(const KronFwdParams& plan, const KronCall& call) {
   KronFwdParams p = complete<KronFwdParams>(plan, call);
   const DType dtype = p.dtype = call.problem.dtype;
-  const int width = 16 / size_of(dtype), last = p.axes - 1;
+  const int width = width_of(dtype), last = p.axes - 1;
   const bool by_columns = p.columns > 0, scaled = call.problem.arithmetic == kKronScaled, fours = width == 8 && scaled;
   auto moves = [&](const Rows& rows, std::int64_t row, int together) {
     return row % together == 0 && vectors_fit(rows, together, dtype);

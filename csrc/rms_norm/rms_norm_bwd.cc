@@ -12,8 +12,6 @@
 namespace cuops {
 namespace {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
 Rows single_stride(TensorView t, const char* name) {
   const Rows rows = rows_of(t, name);
   if (!has_one_stride(rows))

@@ -1,6 +1,7 @@
 // Which kernel the forward of RMSNorm runs in, and in which shape.
 #pragma once
 
+#include "host/integers.h"
 #include "host/kernel.h"
 #include "rms_norm.h"
 
@@ -15,9 +16,6 @@ struct RmsNormFwdPlan {
 // For a call whose arrays and scalars `p` has; completes `p` with what the kernel needs to know of the plan. `may_allocate`:
 // whether there is memory for p->found.
 RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, bool may_allocate);
-
-// Elements of a vector, of 16 bytes.
-inline int width_of(DType dtype) { return 16 / size_of(dtype); }
 
 // For rows of `packs`, each thread having up to `resident` of them, in blocks of up to `most` threads.
 LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most);

@@ -10,8 +10,6 @@
 
 namespace cuops {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
 // The arguments that say which numbers a call draws; seed and stream are those of `state` where there is one. With
 // `replays`, what sample_normal_replays returned, the stream moves on with each launch.
 struct DrawArguments {

@@ -38,7 +38,7 @@ bool has_partial_words(const BwdProblem& problem) {
 
 // Elements of the depth, with those that are missing to whole vectors.
 std::int64_t depth_of(const BwdProblem& problem) {
-  return problem.rows * (has_partial_vectors(problem) ? round_up(problem.inner, 16 / size_of(problem.dtype)) : problem.inner);
+  return problem.rows * (has_partial_vectors(problem) ? round_up(problem.inner, width_of(problem.dtype)) : problem.inner);
 }
 
 BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
@@ -102,7 +102,7 @@ BwdPlan plan_bwd(const BwdProblem& problem, const Hardware& hw) {
 // Whether there is a kernel: for rows of whole vectors, or any where both operands lie along the depth and end with a word, and g
 // along it where only one of the two does; with dx, where both do, and blocks find all of the gradient.
 bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
-  const std::int64_t width = 16 / size_of(problem.dtype);
+  const std::int64_t width = width_of(problem.dtype);
   auto in_vectors = [&](bool across, std::int64_t size) { return (across ? size : problem.inner) % width == 0; };
   const bool is_whole = in_vectors(problem.across_g, problem.out) && in_vectors(problem.across_x, problem.in);
   const bool end_in_words = !has_partial_words(problem) || problem.rows % 2 == 0 || (problem.out % 2 == 0 && problem.in % 2 == 0);
@@ -140,8 +140,8 @@ bool is_across(TensorView t, const char* name) {
 // dw (out, in) = the sum over rows and inner of g (rows, out, inner) times x (rows, in, inner), on one GPU. Each of these is
 // contiguous, or would be with its last two dimensions swapped. dw has their dtype or that of the sums, and `partial` is scratch of
 // kron_linear_factor_bwd_partial_rows rows in the latter. With dx, (rows, in, inner), the factor's transpose is applied to g too.
-void kron_linear_factor_bwd(TensorView dw, tvm::ffi::Optional<TensorView> dx, TensorView partial, TensorView g, TensorView x,
-                            tvm::ffi::Optional<TensorView> w, bool allow_tf32) {
+void kron_linear_factor_bwd(TensorView dw, OptionalTensor dx, TensorView partial, TensorView g, TensorView x, OptionalTensor w,
+                            bool allow_tf32) {
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   if (dtype_of(g, "g") != dtype) raise("TypeError", "g: expected x's dtype");

@@ -144,9 +144,8 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dt
 // The gradients of y = x kron(factors)^T along the leading part of the last dimension, whose trailing part has `inner` elements:
 // those of the factors in `dfactors`, where it has an element, and that of x in dx. x, dy and dx are (rows, elements), `partial` is
 // scratch in the dtype of the sums; the factors must be a group of the plan.
-void kron_linear_fibers_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, tvm::ffi::Optional<TensorView> dx,
-                            TensorView partial, TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors,
-                            int64_t inner) {
+void kron_linear_fibers_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, OptionalTensor dx, TensorView partial,
+                            TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t inner) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x");
   if (dfactors.size() != factors.size()) raise("ValueError", "dfactors: expected one a factor");

@@ -23,7 +23,7 @@ Kernel& kernel_of(DType dtype, bool merges) {
 }
 
 // The factors, and the products: of the first `cut` of them, and of the others if there are any.
-KronMergeParams params_of(const Tensors& factors, int64_t cut, const tvm::ffi::Optional<TensorView>& scales, const char* products,
+KronMergeParams params_of(const Tensors& factors, int64_t cut, const OptionalTensor& scales, const char* products,
                           const Optionals& arrays) {
   const int count = static_cast<int>(factors.size());
   if (count == 0 || cut < 1 || cut > count || cut > kKronFactors || count - cut > kKronFactors)
@@ -82,7 +82,7 @@ void launch_blocks(KronMergeParams& p, std::int64_t blocks, bool merges, DLDevic
 
 // products: the Kronecker products of the first `cut` factors, and of the others if there are any. With `scales`, of two elements,
 // each product is multiplied by a power of two, and the other one divided by it, so that their largest elements are alike.
-void kron_linear_merge(Optionals products, tvm::ffi::Optional<TensorView> scales, Tensors factors, int64_t cut) {
+void kron_linear_merge(Optionals products, OptionalTensor scales, Tensors factors, int64_t cut) {
   KronMergeParams p = params_of(factors, cut, scales, "products", products);
   std::int64_t blocks = 0;
   for (int which = 0; which < p.product_count; ++which) {
@@ -95,8 +95,7 @@ void kron_linear_merge(Optionals products, tvm::ffi::Optional<TensorView> scales
 }
 
 // gradients: of each factor, where one is wanted, from those of the products that kron_linear_merge made.
-void kron_linear_unmerge(Optionals gradients, Optionals dproducts, tvm::ffi::Optional<TensorView> scales, Tensors factors,
-                         int64_t cut) {
+void kron_linear_unmerge(Optionals gradients, Optionals dproducts, OptionalTensor scales, Tensors factors, int64_t cut) {
   KronMergeParams p = params_of(factors, cut, scales, "dproducts", dproducts);
   if (gradients.size() != factors.size()) raise("ValueError", "gradients: expected one for each factor");
   std::int64_t blocks = 0;

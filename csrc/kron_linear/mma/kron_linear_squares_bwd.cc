@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "host/error.h"
+#include "host/integers.h"
 #include "host/kernel.h"
 #include "host/tensor.h"
 #include "kron_double.h"
@@ -143,11 +144,11 @@ bool kron_linear_squares_bwd_is_wide(int64_t dtype, int64_t size, int64_t device
 // `wanted` says so. `size` is that of a kernel, and no factor is larger. x and dy are (rows, columns); `partial` is scratch in the
 // dtype of sums, of kron_linear_squares_bwd_blocks matrices of size^2 for each gradient of a factor. `dfactors` may be float32 for
 // 16 bits.
-void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, tvm::ffi::Optional<TensorView> dx, TensorView partial,
-                             TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
+void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, OptionalTensor dx, TensorView partial, TensorView dy,
+                             TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
-  const int of_factors = count_of(static_cast<int>(wanted & 3)), width = 16 / size_of(dtype);
+  const int of_factors = count_of(static_cast<int>(wanted & 3)), width = width_of(dtype);
   if (wanted < 1 || wanted > 7 || static_cast<int>(dfactors.size()) != of_factors || dx.has_value() != (wanted >> 2 == 1))
     raise("ValueError", "wanted: expected 1 to 7, and an array for each gradient");
   if (factors.size() != 2) raise("ValueError", "factors: expected two matrices");

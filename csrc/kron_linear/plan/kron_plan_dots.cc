@@ -43,7 +43,7 @@ struct Matrix {
   std::int64_t rows, row, step;  // their number, and how far rows and elements of a sum are apart
 };
 KronDots dots_of(const Matrix& a, const Matrix& b, void* c, std::int64_t c_row, std::int64_t k, DType dtype) {
-  const int width = 16 / size_of(dtype);
+  const int width = width_of(dtype);
   auto in_vectors = [&](const Matrix& m) {
     return m.step == 1 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && (m.rows == 1 || m.row % width == 0);
   };
@@ -71,7 +71,7 @@ double time_of_one(const KronProblem& problem, const KronDevice& device) {
   const KronSize& size = problem.sizes[0];
   const KronProductProblem p{problem.dtype, problem.rows, problem.inner, size.out, size.in};
   if (!fits(p, device)) return INFINITY;
-  const int width = 16 / size_of(p.dtype);
+  const int width = width_of(p.dtype);
   const int log = p.in % width == 0 ? lanes_log_of(p.in / width, kEachVectors) : lanes_log_of(p.in, kEachSingles);
   const std::int64_t threads = p.rows * p.out << log;
   if (threads > kMostThreads) return INFINITY;

@@ -168,7 +168,7 @@ KronGroup plan_wide(const KronProblem& problem, const KronDevice& device) {
   if (none.count != 2 || problem.inner != 1) return none;
   const bool is_f32 = problem.dtype == kFloat32 && !problem.tf32;
   const KronSize first = problem.sizes[0], last = problem.sizes[1];
-  const std::int64_t most = std::max({first.in, first.out, last.in, last.out}), vector = 16 / size_of(problem.dtype);
+  const std::int64_t most = std::max({first.in, first.out, last.in, last.out}), vector = width_of(problem.dtype);
   if (most <= 32 || most > kWideMost) return none;  // of up to 32, zeros would be most of the work
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
   // Rows of y are whole vectors where they follow one another; in float32, those of a sample, too.

@@ -13,8 +13,6 @@
 namespace cuops {
 namespace {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
 struct Plans {
   KronProductPlan product;
   double dots;

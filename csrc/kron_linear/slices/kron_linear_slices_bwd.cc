@@ -169,8 +169,8 @@ int64_t kron_linear_slices_bwd_time(int64_t dtype, int64_t rows, tvm::ffi::Array
 
 // The gradients of y = x kron(factors)^T: those of the factors in `dfactors`, where it has an element, and that of x in dx. x, dy
 // and dx are (rows, elements), without gaps.
-void kron_linear_slices_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, tvm::ffi::Optional<TensorView> dx,
-                            TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors) {
+void kron_linear_slices_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, OptionalTensor dx, TensorView dy,
+                            TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors) {
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   const DType dtype = dtype_of(x, "x");
   if (dfactors.size() != factors.size()) raise("ValueError", "dfactors: expected one a factor");
