@@ -29,7 +29,7 @@ def inputs() -> dict[str, tuple[str, ...]]:
         "build": (*dependency_groups(project, "build"), *regenerate.BUILD_REQUIRES, *regenerate.COMPILER_REQUIRES),
         **{name: dependency_groups(project, name) for name in ("cibuildwheel", "contract")},
         **{name: dependency_groups(project, name) for name in ("release", "attest", "rehearse")},
-        "runtime": (*core, "apache-tvm-ffi>=0.1.9,<0.2"),
+        "runtime": (*core, *regenerate.RUNTIME_REQUIRES),
         "docs": (*dependency_groups(project, "docs"), *core, *regenerate.BUILD_REQUIRES),
         **{row.distribution: row.wheels for row in table.read(regenerate.ROOT / "cuda.toml").values()},
     }

@@ -21,6 +21,7 @@ BUILD_REQUIRES = (
     "tomli==2.2.1; python_version < '3.11'",
 )
 COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "ziglang==0.17.0")
+RUNTIME_REQUIRES = ("apache-tvm-ffi>=0.1.9,<0.2",)  # of wheels
 
 PYPROJECT = """\
 # Derived from cuda.toml; change that, then run `nox -s regenerate`.
@@ -46,7 +47,7 @@ urls.Source = "https://github.com/cuops/cuops"
 
 [tool.hatch]
 version = {{ source = "vcs", raw-options = {{ root = "../..", version_scheme = "cuops_build.version:scheme", local_scheme = "no-local-version", scm = {{ git = {{ pre_parse = "fail_on_shallow", describe_command = "git describe --exclude=*" }} }} }} }}
-metadata.hooks.custom = {{ path = "build_backend/hatch_build.py", dependencies = ["apache-tvm-ffi>=0.1.9,<0.2"] }}
+metadata.hooks.custom = {{ path = "build_backend/hatch_build.py", dependencies = {runtime} }}
 build.hooks.custom.path = "build_backend/hatch_build.py"
 build.targets.wheel.bypass-selection = true
 build.targets.wheel.core-metadata-version = "2.4"  # which installers and indexes know
@@ -108,7 +109,9 @@ def derived(rows: dict[str, Cuda]) -> dict[Path, str]:
         folder = Path("packages") / c.distribution
         row = "\n".join(f"{name} = {json.dumps(value)}" for name, value in asdict(c).items() if name != "name")
         requires = "\n".join(f'  "{requirement}",' for requirement in (*BUILD_REQUIRES, *COMPILER_REQUIRES, *c.wheels))
-        files[folder / "pyproject.toml"] = PYPROJECT.format(c=c, requires=requires, row=row)
+        files[folder / "pyproject.toml"] = PYPROJECT.format(
+            c=c, requires=requires, runtime=json.dumps(RUNTIME_REQUIRES), row=row
+        )
         files[folder / "LICENSE"] = license_text
         files[folder / "README.md"] = README.format(c=c, capabilities=capability(c.architectures[0]))
     return files
