@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,18 +31,19 @@ def main(options: argparse.Namespace) -> int:
         cases.folder(options.output)
     shapes = dict.fromkeys(case.shape for case in chosen)
     facts = report.provenance(options.device, options.quick, options.without, shapes, [options.dtype])
-    print(report.headline(facts), end="\n\n")
-    records = measure_all(chosen, functions, timer(options.device, options.quick), options.device)
+    print(report.headline(facts), end="\n\n", flush=True)
+    clock = timer(options.device, options.quick)
     sections: dict[str, Sequence[dict[str, Any]]] = {}
     for kind in dict.fromkeys(case.kind for case in chosen):
         of_kind = [case for case in chosen if case.kind == kind]
-        sections[kind] = [record for record in records if record["kind"] == kind]
+        sections[kind] = measure_all(of_kind, functions, clock, options.device)
         lines = [f"{case.title}: {case.module.facts(case)}" for case in of_kind]
-        print("\n".join([kind, *lines, report.comparison(sections[kind])]), end="\n\n")
+        print("\n".join([kind, *lines, report.comparison(sections[kind])]), end="\n\n", flush=True)
     if aliases := chosen[0].module.ALIASES:
         print(", ".join(f"{alias} is {name}" for alias, name in aliases.items()))
     if options.output:
         _write(options, facts, sections, chosen[0].module.ROOF)
+    records = itertools.chain.from_iterable(sections.values())
     return int(any("failure" in record["results"].get("cuops", {}) for record in records))
 
 
