@@ -87,6 +87,15 @@ def test_check_fails_when_samples_are_of_another_seed(dtype, capsys, monkeypatch
     assert [line[1] for line in lines if line[:1] == ["torch"]] == ["own", "own", "own", "dmu", "dsigma"]
 
 
+def test_check_draws_the_inputs_of_its_seed(capsys):
+    def norms(*seed):
+        assert main(["check", "rms_norm", *QUICK, *seed, "--", "4", "64"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("reference")]
+
+    assert norms() == norms("--seed", "0") == norms(f"--seed={2**64}")
+    assert norms("--seed=-1") == norms("--seed=-1") != norms()
+
+
 def test_check_compiles_for_every_shape(monkeypatch):
     counter = CompileCounter()
     monkeypatch.setitem(

@@ -17,6 +17,7 @@ OWN = "own: other random numbers, of which mean and deviation are compared"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops check`."""
     cases.add_arguments(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs; 0 by default")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -29,6 +30,7 @@ def main(options: argparse.Namespace) -> int:
     if "cuops" not in functions:
         raise ValueError("--without: expected another implementation than the one that is checked, got cuops")
     wrong = False
+    torch.manual_seed(options.seed % 2**64)
     for case in chosen:
         torch.compiler.reset()  # or after the limit on recompilations torch.compile would stand for eager calls
         arguments = case.module.inputs(case, options.device)
