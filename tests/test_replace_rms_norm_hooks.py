@@ -1,10 +1,11 @@
-"""cuops.nn.replace_rms_norm keeps what hangs on a module: hooks, modes, shared parameters."""
+"""cuops.nn.replace_rms_norm keeps what hangs on a module: hooks, modes, shared parameters, weights of any shape."""
 
 from __future__ import annotations
 
 import copy
 
 import cuops
+import pytest
 import torch
 from samples import make
 
@@ -52,3 +53,11 @@ def test_hooks_before_loading_are_called_with_the_module_that_is_there():
         assert calls.pop() is model[0]
         copy.deepcopy(model)
         done.undo()
+
+
+def test_what_is_normalised_by_its_last_dimension_needs_a_vector():
+    old = pytest.importorskip("transformers.models.llama.modeling_llama").LlamaRMSNorm(8)
+    for shape in ((4, 8), (1, 8), (1,)):
+        old.weight = torch.nn.Parameter(torch.ones(shape))
+        [(_, _, reason)] = cuops.nn.replace_rms_norm(torch.nn.Sequential(old)).left
+        assert reason == f"its weight is no vector: {shape}"

@@ -58,9 +58,11 @@ def _leading_vectors(entries: Tensor) -> list[Tensor]:
 def _local_optimum(entries: Tensor) -> list[Tensor]:
     """By the power iteration, which stays on a saddle where singular values are equal, but leaves it from beside it."""
     vectors = _power_iteration(entries, _leading_vectors(entries))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for _ in range(STARTS):
-        steps = [torch.randn(len(v), generator=generator, dtype=torch.float64).to(v.device) for v in vectors]
+        steps = [
+            torch.randn(len(v), generator=generator, dtype=torch.float64, device="cpu").to(v.device) for v in vectors
+        ]
         beside = [_unit(v + 0.01 * _unit(step)) for v, step in zip(vectors, steps, strict=True)]
         found = _power_iteration(entries, beside)
         if _contract(entries, found).abs() <= _contract(entries, vectors).abs() * (1 + 1e-9):

@@ -175,6 +175,9 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
         return "it has no weight"
     if weight is not None and (is_lazy(weight) or weight.ndim == 0 or weight.dtype not in _arguments.TORCH_DTYPES):
         return "its weight is lazy, a single number, or of a dtype that cuops.rms_norm does not take"
+    is_of_library = cls is not torch.nn.RMSNorm and cls not in also  # and takes means over the last dimension alone
+    if weight is not None and is_of_library and (weight.ndim != 1 or len(weight) == 1):
+        return f"its weight is no vector: {tuple(weight.shape)}"
     wanted = {formula.eps, formula.weight_offset} if isinstance(formula.weight_offset, str) else {formula.eps}
     if missing := [name for name in wanted if not hasattr(module, str(name))]:
         if cls in also:
