@@ -26,12 +26,21 @@ def test_a_step_that_changes_what_a_gradient_needs_is_an_error(covariance, name,
         loss.backward()
 
 
-def test_a_compiled_step_on_the_cpu_is_that_of_eager_calls():
-    one, other = (cem.CrossEntropyMethod(torch.zeros(3), 1.0, 10, seed=1) for _ in range(2))
-    step = torch.compile(lambda: one.tell(one.ask().square().sum(-1)), backend="eager")
-    for _ in range(3):
-        step()
-        other.tell(other.ask().square().sum(-1))
+@pytest.mark.parametrize("options", [{}, {"keep_elites": 2, "population_decay": 1.2}], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_step_on_the_cpu_is_that_of_eager_calls(backend, options):
+    def step(method, mu):
+        method.tell(method.ask().square().sum(-1))
+        method.shift()
+        method.tell(method.ask().square().sum(-1))
+        if mu is not None:
+            method.reset(mu, 1.0)
+
+    one, other = (cem.CrossEntropyMethod(torch.zeros(3), 1.0, 10, seed=1, **options) for _ in range(2))
+    compiled = torch.compile(step, backend=backend)
+    for mu in (None, None, torch.ones(3), None):
+        compiled(one, mu)
+        step(other, mu)
     assert torch.equal(one.mu, other.mu)
 
 

@@ -133,6 +133,13 @@ def test_autocast_does_what_it_does_to_linear(dtype, low, device):
     check(y, converted[0], converted[1:3], converted[3])
 
 
+def test_autocast_compiles_into_the_graph(device):
+    x, factors, bias = arguments(SAMPLES["both"], torch.float32, device)
+    compiled = torch.compile(cuops.kron_linear, fullgraph=True, backend="aot_eager")
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert torch.equal(compiled(x, factors, bias), cuops.kron_linear(x, factors, bias))
+
+
 def test_autocast_mixes_dtypes(device):
     x, factors, bias = arguments(SAMPLES["primes"], torch.float32, device)
     with torch.autocast(device.type, dtype=torch.bfloat16):

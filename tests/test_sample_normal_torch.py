@@ -158,6 +158,17 @@ def test_numbers_that_change_stay_in_two_graphs(dynamic, device):
     assert counter.frame_count <= 2
 
 
+def test_exports_for_a_number_of_distributions_that_depends_on_data(device):
+    class Draw(torch.nn.Module):
+        def forward(self, x):
+            return cuops.sample_normal(x[x[:, 0] > 0], 1.0, 4, seed=3)
+
+    x = torch.tensor([[1.0, 2.0], [-1.0, 3.0], [4.0, 5.0]], device=device)
+    program = torch.export.export(Draw(), (x,))
+    for given in (x, -x, x.abs()):
+        assert torch.equal(program.module()(given), Draw()(given))
+
+
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_traces_as_an_operator(mode, device):
     def draw(mu):

@@ -159,6 +159,8 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that arrays of these shapes, by name, broadcast to."""
+    if len(shapes) == 1:  # of sizes that may be unknown
+        return tuple(*shapes.values())
     result: tuple[int, ...] = ()
     for name, shape in shapes.items():
         ndim = max(len(shape), len(result))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedTensorMixin
 
 from .. import _higher_derivatives, reference
 from .._transforms import is_transformed, takes_formula
@@ -174,8 +174,9 @@ def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
+    kept = UninitializedTensorMixin, type(None)  # lazy ones: torch.nn.parameter.is_lazy does not compile
     return [
-        t if t is None or is_lazy(t) or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype)
+        t if isinstance(t, kept) or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype)
         for t in tensors
     ]
 

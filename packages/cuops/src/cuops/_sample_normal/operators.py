@@ -180,11 +180,12 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
         asked = mu, sigma, low, high, out
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in asked):
             raise ValueError("out: expected no argument that requires a gradient")
-    if 0 in sizes and out is not None:
+    is_empty = not (traced and out is None) and 0 in sizes  # in a graph, sizes may be unknown
+    if is_empty and out is not None:
         return out
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
-    state, seed, stream = (None, 0, 0) if 0 in sizes else random_state(mu.device, generator, seed, traced)
+    state, seed, stream = (None, 0, 0) if is_empty else random_state(mu.device, generator, seed, traced)
     is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not (_is_compiling() or out.is_neg())
     if is_in_place and not is_transformed() and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])

@@ -33,6 +33,11 @@ def exact(array: Any) -> Any:
     return contextlib.nullcontext()
 
 
+def outside_of_graphs(method: Any) -> Any:
+    """A method that torch.compile calls and does not follow: graphs have no inference mode, and other NumPy code."""
+    return method if torch is None else torch.compiler.disable(method)
+
+
 def writing(array: Any) -> Any:
     """A context for writing: of what is out of range without warnings, of tensors whether made for inference or not."""
     return torch.inference_mode() if is_tensor(array) else library_of(array).errstate(all="ignore")

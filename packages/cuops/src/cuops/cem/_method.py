@@ -11,7 +11,7 @@ from .. import _arguments
 from .._torch import torch
 from . import _checkpoint, _options
 from ._graph import capture
-from ._library import library_of, writing
+from ._library import library_of, outside_of_graphs, writing
 from ._sampling import Sampler, color_filter
 from ._state import Refit, State
 from ._update import update
@@ -173,6 +173,7 @@ class CrossEntropyMethod:
         shrunk = round(self.num_samples * self._population_decay**-self._steps)
         return max(shrunk, min(2 * self.num_elites, self.num_samples))
 
+    @outside_of_graphs
     def ask(self) -> Any:
         """The samples to evaluate, ``(*batch, population_size, *event)``.
 
@@ -197,6 +198,7 @@ class CrossEntropyMethod:
         """What ``ask`` gave last."""
         return self._views(self._asked or self._evaluated)[1]
 
+    @outside_of_graphs
     def tell(self, scores: Any) -> None:
         """Refits the distribution to the elites. scores: ``(*batch, population_size)``, of any real dtype.
 
@@ -248,6 +250,7 @@ class CrossEntropyMethod:
         """How many steps are done, those of a graph too; the host waits for the device to know."""
         return int(self._state.clock[0])
 
+    @outside_of_graphs
     def reset(self, mu: Any, sigma: Any) -> None:
         """Starts anew at this mean and standard deviation; forgets the best so far; random numbers go on.
 
@@ -263,6 +266,7 @@ class CrossEntropyMethod:
             self._restart(*given)
             self._state.kept_count[...] = 0
 
+    @outside_of_graphs
     def shift(self, steps: int = 1, sigma: Any = None) -> None:
         """For planning with a receding horizon, the first dimension of event: drops first steps, repeats the last one.
 
@@ -299,10 +303,12 @@ class CrossEntropyMethod:
             state.set_diagonal()
         self._steps = self._asked = 0
 
+    @outside_of_graphs
     def state_dict(self) -> dict[str, Any]:
         """All that the next steps depend on, copied: a method of the same arguments goes on from it bit for bit."""
         return _checkpoint.save(self)
 
+    @outside_of_graphs
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a ``state_dict``. TypeError or ValueError, with the state unchanged, for what does not fit."""
         _checkpoint.load(self, state_dict)

@@ -38,10 +38,6 @@ def _update_on_cpu(population: Any, scores: Any, state: State, refit: Refit) -> 
     _update(rows.numpy(), values.numpy(), state.as_numpy(), refit)
 
 
-if torch is not None:  # torch.compile would follow NumPy and make something else of it
-    _update_on_cpu = torch.compiler.disable(_update_on_cpu)
-
-
 def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:
     if not is_tensor(population):
         reference.elite_moments(population, scores.reshape(population.shape[:2]), state, refit)
