@@ -88,6 +88,9 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   Acc* const rstd_at = p.rstd ? static_cast<Acc*>(p.rstd) + row : nullptr;
   const bool rare = !(sum <= Range<Acc>::kLargest && mean_eps >= Range<Acc>::kSmallest);
   if (__builtin_expect(team.any(rare), 0)) {
+    if constexpr (kResidual && kClusters) {
+      if (team.blocks > 1) cluster_barrier();  // after which all blocks see h, which each has written a part of
+    }
     return careful_row(x, active ? y : nullptr, parameter, rstd_at, p.n, constants, team);
   }
   if (!active) return;

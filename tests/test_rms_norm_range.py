@@ -87,6 +87,26 @@ def test_the_largest_numbers_are_right_where_denormals_are_zeros():
         torch.testing.assert_close(y, want, rtol=1e-14, atol=0)
 
 
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vectors", [1300, 5000, 16384])
+@pytest.mark.parametrize("rows", [9, 300])
+def test_rows_of_a_sum_that_need_care_in_blocks_that_share_them(rows, vectors, dtype):
+    n = vectors * 16 // dtype.itemsize
+    x, residual = (make((rows, n), dtype, "cuda", seed) for seed in (0, 1))
+    weight = make((n,), dtype, "cuda", 2)
+    for t in (x, residual):
+        t[::3] *= 1e25
+        t[1::3] *= 1e-25
+    for _ in range(5):
+        y, h, rstd = cuops.rms_norm(x, weight, residual=residual, eps=0.0, return_rstd=True)
+        assert torch.equal(h, x + residual)
+        for some in (slice(0, 3), slice(-3, None)):
+            want = definition(h[some], weight, eps=0.0)
+            assert_close(y[some], want[0], n)
+            assert_close(rstd[some], want[2], n)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [5, 64, 5000])
 def test_zeros_give_zeros(n, dtype, device):

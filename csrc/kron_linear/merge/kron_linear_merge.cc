@@ -65,6 +65,7 @@ KronMergeParams params_of(const Tensors& factors, int64_t cut, const OptionalTen
   if (scales.has_value()) {
     const TensorView powers = *scales;
     if (p.product_count != 2) raise("ValueError", "scales: expected two products");
+    if (p.dtype == kFloat64) raise("TypeError", "scales: expected none of float64, whose range is wide");
     expect_device(powers, "scales", device);
     if (dtype_of(powers, "scales") != kFloat32 || powers.numel() != 2 || !powers.is_contiguous())
       raise("ValueError", "scales: expected two float32");

@@ -180,7 +180,7 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
         asked = mu, sigma, low, high, out
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in asked):
             raise ValueError("out: expected no argument that requires a gradient")
-    is_empty = not (traced and out is None) and 0 in sizes  # in a graph, sizes may be unknown
+    is_empty = _is_empty(sizes, traced)
     if is_empty and out is not None:
         return out
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
@@ -197,6 +197,16 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
     else:
         x = torch.ops.cuops.sample_normal_fwd(*parameters, state, seed, stream, *layout, dtype)
     return x if out is None else out.copy_(x)
+
+
+def _is_empty(sizes: tuple[int, ...], traced: bool) -> bool:
+    """Whether a size is 0; in a graph, whose sizes may depend on data, whether one is known to be."""
+    if traced:
+        from torch.fx.experimental import symbolic_shapes
+
+        if hasattr(symbolic_shapes, "guard_or_false"):  # from PyTorch 2.8 on
+            return any(symbolic_shapes.guard_or_false(size == 0) for size in sizes)
+    return 0 in sizes
 
 
 def _is_traced(*tensors: Tensor) -> bool:
