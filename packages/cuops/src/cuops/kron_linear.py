@@ -96,11 +96,9 @@ def _check(x: Any, factors: Sequence[Any], bias: Any, condition: str = "") -> No
     if math.prod(ins) != x.shape[-1]:
         got = " x ".join(str(size) for size in ins)
         raise ValueError(f"factors: expected columns whose product is x's last dimension {x.shape[-1]}, got {got}")
-    is_traced = (
-        torch is not None and torch.compiler.is_compiling()
-    )  # where sizes may be symbols, which this would bound
-    for elements in () if is_traced else (math.prod(outs), math.prod((*x.shape[:-1], *outs))):
-        if isinstance(elements, int) and elements >= 1 << 63:  # or a symbol, while a call is traced
+    is_compiled = torch is not None and torch.compiler.is_compiling()  # where this would bound sizes that are symbols
+    for elements in (math.prod(outs), math.prod((*x.shape[:-1], *outs))):
+        if not is_compiled and isinstance(elements, int) and elements >= 1 << 63:  # or a symbol, while a call is traced
             raise ValueError(f"factors: expected a result of less than 2^63 elements, got {elements}")
     if bias is not None and tuple(bias.shape) != (math.prod(outs),):
         raise ValueError(f"bias: expected shape ({math.prod(outs)},), got {tuple(bias.shape)}")

@@ -164,12 +164,12 @@ _mode, _Key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, validate):  # type: ignore[no-untyped-def]
     """The operator, and where transforms are at work its formula; all arguments but values are checked before."""
     mu, sigma, low, high = given.values()
+    traced = _is_traced(mu, sigma if isinstance(sigma, Tensor) else mu)
     if not isinstance(sigma, Tensor):
-        sigma = _filled(mu, float(sigma))
+        sigma = _filled(mu, float(sigma), traced)
     truncated = low is not None or high is not None
     if truncated:
-        low, high = _inwards(low, dtype, True, mu), _inwards(high, dtype, False, mu)
-    traced = _is_traced(mu, sigma)
+        low, high = _inwards(low, dtype, True, mu, traced), _inwards(high, dtype, False, mu, traced)
     if (validate or not mu.is_cuda) and not traced and not is_transformed():
         checks.values(given, sigma, low, high)
     if out is not None:
@@ -216,18 +216,18 @@ def _is_traced(*tensors: Tensor) -> bool:
     return any(tensor.is_meta or _is_fake(tensor) for tensor in tensors)
 
 
-def _filled(mu: Tensor, value: float) -> Tensor:
+def _filled(mu: Tensor, value: float, traced: bool) -> Tensor:
     """One number in float64. In a graph it may be an input, which a fill would make a constant."""
-    if _is_traced(mu):
+    if traced:
         return mu.new_ones((1,), dtype=torch.float64) * value
     return mu.new_full((1,), value, dtype=torch.float64)
 
 
-def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor) -> Tensor:
+def _inwards(bound: Any, dtype: torch.dtype, up: bool, mu: Tensor, traced: bool) -> Tensor:
     """A bound in the result's dtype, rounded to where it still holds."""
     if not isinstance(bound, Tensor):
-        if bound is not None and _is_traced(mu):
-            return rounded_inwards(_filled(mu, float(bound)), dtype, up)
+        if bound is not None and traced:
+            return rounded_inwards(_filled(mu, float(bound), traced), dtype, up)
         missing = -math.inf if up else math.inf
         value = missing if bound is None else _number_inwards(float(bound), dtype, up)
         return mu.new_full((1,), value, dtype=dtype)
