@@ -18,8 +18,9 @@ namespace cuops {
 // The common case, for rows that registers hold: a weight of x's dtype, rows of one stride, and no more, unless kResidual. A
 // row belongs to a part of a warp, to a block or to a cluster. Each thread keeps kResident vectors, and as many of the weight,
 // which are on their way while the row is summed; but where blocks of many threads have many vectors (kLate), there is no room for
-// these, and it is read once the row is summed.
-template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false>
+// these, and it is read once the row is summed. Where registers decide (kForgets), what was converted is not kept for the end.
+template <class T, int kResident, bool kPhased = false, bool kResidual = false, bool kClusters = false, bool kLate = false,
+          bool kForgets = kLate || (2 < kResident && kResident < 8)>
 __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   using Acc = Accumulator<T>;
   constexpr int kWidth = kVectorWidth<T>;
@@ -96,8 +97,7 @@ __device__ void rms_norm_fwd_held(const RmsNormFwdParams& p) {
   if (!active) return;
   const Acc rstd = rsqrt_rn(mean_eps);
   if (rstd_at && first == 0) *rstd_at = rstd;
-  constexpr bool kForgets = kLate || (2 < kResident && kResident < 8);  // where registers are what decides
-  const unsigned zero = static_cast<unsigned>(p.x.outer_stride);        // rows have one stride
+  const unsigned zero = static_cast<unsigned>(p.x.outer_stride);  // rows have one stride
 #pragma unroll
   for (int i = 0; i < kResident; ++i) {
     if (!exists(i)) continue;
@@ -196,7 +196,7 @@ __device__ void rms_norm_fwd_stay(const RmsNormFwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_plan.cc asks for them: threads a block, and blocks that share a multiprocessor to hide one another's
-// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late.
+// waits, which bounds the registers; vectors a thread; phased, residual, clusters, late, forgets.
 #define RMS_NORM_FWD(name, T, suffix, kThreads, kBlocks, ...)                                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) rms_norm_fwd_##name##_##suffix(cuops::RmsNormFwdParams p) { \
     cuops::rms_norm_fwd_held<T, __VA_ARGS__>(p);                                                                              \
@@ -222,6 +222,9 @@ RMS_NORM_FWD(f64, double, wide, 256, 2, 8, false, false, true)
 RMS_NORM_FWD_90(f32, float)
 RMS_NORM_FWD_90(f16, __half)
 RMS_NORM_FWD_90(bf16, __nv_bfloat16)
+RMS_NORM_FWD(f32, float, residual_few, 256, 4, 4, false, true)
+RMS_NORM_FWD(f16, __half, residual_few, 512, 3, 2, false, true, false, false, true)
+RMS_NORM_FWD(bf16, __nv_bfloat16, residual_few, 512, 3, 2, false, true, false, false, true)
 #endif
 #if CUOPS_CLUSTERS
 #define RMS_NORM_FWD_STAY(name, T)                                                                          \
