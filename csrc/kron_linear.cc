@@ -74,7 +74,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   std::int64_t bias_lead = 1;
   if (bias.has_value()) {
     const std::int64_t n = (*bias).numel();
-    if (inner != 1 || n % out != 0 || !(*bias).is_contiguous())
+    if (inner != 1 || n == 0 || n % out != 0 || !(*bias).is_contiguous())
       raise("ValueError", "bias: expected one contiguous element an output");
     if (dtype_of(*bias, "bias") != dtype) raise("TypeError", "bias: expected x's dtype");
     expect_device(*bias, "bias", x.device());

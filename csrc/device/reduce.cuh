@@ -13,7 +13,7 @@ struct Sum {
   }
 };
 
-struct Max {
+struct Max {  // of a number and NaN the second one: threads may get either, and whatever follows adds up NaN as well
   template <class T>
   __device__ T operator()(T a, T b) const {
     return a > b ? a : b;

@@ -63,7 +63,7 @@ Calls calls_of(const RmsNormFwdParams& p, DType dtype) {
 Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   Problem problem{p.rows, p.n, dtype};
   const int width = problem.width();
-  const bool fits = problem.packs() <= INT32_MAX;  // indices of vectors
+  const bool fits = problem.packs() <= 1 << 30;  // indices of vectors, and what threads add to them
   problem.calls = calls_of(p, dtype);
   problem.aligned = fits && p.n % width == 0 && vectors_fit(p.x, width, dtype) &&
                     vectors_fit(p.residual, width, p.residual_dtype) && vectors_fit(p.h, width, dtype) &&

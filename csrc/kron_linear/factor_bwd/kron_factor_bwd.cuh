@@ -47,6 +47,7 @@ class BwdFactor {
               between = static_cast<int>(blockDim.x) / 32 / p_.steps;
     T* const to = static_cast<T*>(p_.dx) + static_cast<long long>(row_) * p_.x.size * p_.inner + column_ * G::kWidth;
     const bool exists = position_ < p_.depth / G::kWidth;
+    if (warp >= between * p_.steps) return;  // others have all tiles
     for (int tile = warp / p_.steps; tile * 16 < p_.x.size; tile += between) {
       uint4 v[2];  // of 16 bytes of the depth: of two of x's rows
       multiply(v, tile * parts_, g_at, step_ * 4, T());
