@@ -203,6 +203,10 @@ def test_numpy_does_not_warn_of_infinities_and_overflow():
     with np.errstate(all="raise"):
         tiny = np.full((1, 2), 1e-4, np.float16)
         assert reference.kron_linear_numpy(tiny, [tiny], None) == 0
+        signaling = np.full(2, 0x7FA00000, np.uint32).view(np.float32)
+        assert np.isnan(
+            cuops.kron_linear(np.ones((1, 2), np.float32), [signaling.reshape(2, 1), signaling[None]], signaling)
+        ).all()
 
 
 @gpu

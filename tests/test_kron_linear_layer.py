@@ -220,6 +220,11 @@ def test_a_weight_of_another_dtype_is_refused(dtype):
         ("linear", TypeError, lambda: KronLinear.from_linear(torch.nn.Identity(), (2, 3), (2, 2))),
         ("in_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(7, 4), (2, 3), (2, 2))),
         ("out_factors", ValueError, lambda: KronLinear.from_linear(torch.nn.Linear(6, 5), (2, 3), (2, 2))),
+        (
+            "in_factors",
+            ValueError,
+            lambda: KronLinear.from_linear(torch.nn.Linear(2, 2), (2, *[1] * 64), (2, *[1] * 64)),
+        ),
     ],
 )
 def test_bad_arguments_are_refused_by_name(argument, error, call):

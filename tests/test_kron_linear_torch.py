@@ -118,6 +118,19 @@ def test_compiled_graphs_call_the_operator(device):
     assert "cuops.kron_linear_fwd" in found
 
 
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # as torch.compile does it
+def test_compiles_in_a_backward_and_with_factors_that_are_made_on_the_way(device):
+    class Rotation(torch.autograd.Function):
+        forward = staticmethod(lambda _, x: cuops.kron_linear(x, map(torch.neg, factors)))
+        backward = staticmethod(lambda _, dy: cuops.rms_norm(cuops.kron_linear(dy, [w.mT for w in factors])))
+
+    x, factors, _ = arguments(SAMPLES["both"], device=device)
+    y = torch.compile(lambda x: Rotation.apply(x), fullgraph=True, backend="aot_eager")(x.requires_grad_())
+    want = Rotation.apply(x)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(want.sum(), x))
+
+
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_autocast_does_what_it_does_to_linear(dtype, low, device):
@@ -360,14 +373,8 @@ def test_more_than_two_to_the_31_elements(sizes):
 def test_rows_of_more_than_two_to_the_31_elements():
     x = torch.ones(1, 2**31 + 2**16, device="cuda", dtype=torch.float16)
     x[0, -1] = 3
-    y = cuops.kron_linear(
-        x,
-        [
-            torch.eye(2**15 + 1, device="cuda", dtype=torch.float16),
-            torch.eye(2**16, device="cuda", dtype=torch.float16),
-        ],
-    )
-    assert torch.equal(y, x)
+    factors = [torch.eye(n, device="cuda", dtype=torch.float16) for n in (2**15 + 1, 2**16)]
+    assert torch.equal(cuops.kron_linear(x, factors), x)
 
 
 @gpu

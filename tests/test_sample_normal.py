@@ -214,6 +214,8 @@ def test_numpy_is_silent_where_it_is_told_to_raise(device):
     with np.errstate(all="raise"):
         assert np.isfinite(cuops.sample_normal(tiny, 1.0, 9, seed=1, low=-1e300, high=1e-9)).all()
         assert cuops.sample_normal(large, large, 9, seed=1, low=-1e-300, dtype=np.float32).shape == (9, 2)
+        signaling = np.full(2, 0x7FA00000, np.uint32).view(np.float32)
+        assert np.isnan(cuops.sample_normal(signaling, np.ones(2, np.float32), 9)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

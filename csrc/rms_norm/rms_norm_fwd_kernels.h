@@ -73,8 +73,8 @@ inline Kernel& kernel_of(DType dtype, Variant variant) {
   static const KernelTable table(
       "rms_norm_fwd_",
       {{"rms_norm",
-        {"_short", "_three", "_five", "_residual", "_residual_few", "_residual_three", "_residual_four", "_middle", "_wide", "_late",
-         "_stay", "_phased_short", "_phased"}},
+        {"_short", "_three", "_five", "_residual", "_residual_few", "_residual_three", "_residual_four", "_middle", "_wide",
+         "_late", "_stay", "_phased_short", "_phased"}},
        {"rms_norm_filled",
         {"_full", "_full_four", "_block", "_block_four", "_full_residual", "_full_four_residual", "_block_residual",
          "_block_four_residual", "_full_no_weight", "_full_four_no_weight", "_block_no_weight", "_block_four_no_weight",

@@ -78,7 +78,10 @@ def plain(name: str, value: Any) -> None:
 def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
     """`value` is an array that kernels take, of the kind and on the device of `like`."""
     if is_tensor(value):
-        if value.layout is not torch.strided or value.is_nested:
+        is_traced = (
+            torch.compiler.is_compiling()
+        )  # which in a backward may not ask for a layout, and takes no other one
+        if value.is_nested or (not is_traced and value.layout is not torch.strided):
             got = "a nested one" if value.is_nested else f"layout {value.layout}"
             raise TypeError(f"{name}: expected a dense tensor, got {got}")
         if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):

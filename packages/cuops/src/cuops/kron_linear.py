@@ -71,7 +71,7 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
 
 def _matrices(factors: Iterable[Any]) -> list[Any]:
     """The factors as a list. One array with more dimensions is refused: what its first dimension is, is a guess."""
-    if hasattr(factors, "shape") or not _arguments.is_ordered(factors):
+    if hasattr(type(factors), "shape") or not _arguments.is_ordered(factors):
         raise TypeError(f"factors: expected a list of matrices, got {type(factors).__qualname__}")
     matrices = list(factors)
     if not matrices:

@@ -150,9 +150,10 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     sizes, rows, n = [w.shape for w in factors], math.prod(x.shape[:-1]), x.shape[-1]
     most, most_from_last = max(elements_between(sizes)), max(elements_between(sizes[::-1]))
     out, from_last = math.prod(o for o, _ in sizes), most_from_last < most
-    flat, y, term = x.reshape(rows, n), np.empty((rows, out), x.dtype), 0.0 if bias is None else bias.astype(np.float64)
-    wide = [w.astype(np.float64) for w in (factors[::-1] if from_last else factors)]
+    flat, y = x.reshape(rows, n), np.empty((rows, out), x.dtype)
     with np.errstate(all="ignore"):
+        term = 0.0 if bias is None else bias.astype(np.float64)
+        wide = [w.astype(np.float64) for w in (factors[::-1] if from_last else factors)]
         for part in some_rows(rows, min(most, most_from_last), KRON_CHUNK):
             state = flat[part].astype(np.float64)
             for w, rest in zip(wide, _rests(wide), strict=True):
@@ -243,11 +244,11 @@ def sample_normal_numpy(
     """Writes the samples of mu + sigma z into `out`; mu, sigma, low and high are of one shape."""
     import numpy as np
 
-    given = [np.asarray(a, np.float64).reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     rows = np.moveaxis(out, -2 if draw.sample_dim == 0 else -1, 0)
-    samples = rows if rows.ndim == 2 else np.empty((draw.num_samples, given[0].size), out.dtype)
+    samples = rows if rows.ndim == 2 else np.empty((draw.num_samples, mu.size), out.dtype)
     wide = _arguments.accumulator(out.dtype.name)  # 16 bits are rounded from float32's numbers, as everywhere
     with np.errstate(all="ignore"):
+        given = [np.asarray(a, np.float64).reshape(-1) for a in (mu, sigma, low, high) if a is not None]
         for columns, place, part in _parts(mu.shape, draw, CHUNK):
             numbers = np.arange(columns.start, columns.stop)
             noise = _noise.noise(np, part, numbers, out.dtype == np.float64, low is not None)

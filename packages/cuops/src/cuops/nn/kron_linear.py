@@ -88,8 +88,8 @@ class KronLinear(torch.nn.Module):
 
         Raises:
             TypeError: linear is not a `torch.nn.Linear`, or its weight is not float64, float32, float16 or bfloat16.
-            ValueError: the products of the factors are not the sizes of its weight, or the weight has no values or one
-                that is not finite.
+            ValueError: the products of the factors are not the sizes of its weight, there are more than 64 factors, or
+                the weight has no values or one that is not finite.
 
         Source: Van Loan and Pitsianis, Approximation with Kronecker products,
         https://doi.org/10.1007/978-94-015-8196-7_17.
@@ -107,6 +107,8 @@ class KronLinear(torch.nn.Module):
         for name, given, wanted in zip(("in_factors", "out_factors"), sizes, reversed(weight.shape), strict=True):
             if (got := math.prod(given)) != wanted:
                 raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
+            if len(given) > 64:  # dimensions of a tensor
+                raise ValueError(f"{name}: expected at most 64 sizes, got {len(given)}")
         if not weight.detach().isfinite().all():
             raise ValueError("linear: expected a finite weight, got one with infinities or NaN")
         made = *sizes, bias is not None
