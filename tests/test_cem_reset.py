@@ -33,6 +33,12 @@ def test_reset_forgets_the_best_sample(maximize):
     assert method.best_score == (9 if maximize else 0)
 
 
+def test_reset_takes_arrays_of_the_method_itself(array):
+    method = CrossEntropyMethod(array([2.0, 3.0]), 0.5, 10, seed=1)
+    method.reset(method.sigma, method.mu)
+    assert [*method.mu, *method.sigma] == [0.5, 0.5, 2.0, 3.0]
+
+
 def test_reset_sets_the_covariance():
     method = after_a_step(covariance="full")
     method.reset(0.0, 3.0)

@@ -48,6 +48,14 @@ def test_a_saved_state_goes_on_bit_for_bit(array, options, pending):
     assert bits(method) != bits(other)
 
 
+def test_a_saved_state_keeps_the_sign_of_zero(array):
+    method, other = (CrossEntropyMethod(array([start]), 0.0, 4, seed=1) for start in (-0.0, 1.0))
+    method.ask()
+    other.load_state_dict(method.state_dict())
+    assert bits(other) == bits(method)
+    assert on_host(other.population).tobytes() == on_host(method.population).tobytes()
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_copies_go_on_bit_for_bit_and_alone(array, options, copied):

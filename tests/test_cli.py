@@ -104,7 +104,8 @@ def test_check_compiles_for_every_shape(monkeypatch):
         lambda: torch.compile(rms_norm._torch(), dynamic=False, backend=counter),
     )
     shapes = [f"2x{n}" for n in range(4, 14)]
-    assert main(["check", "rms_norm", "--device", "cpu", "--also", *shapes, "--", "2", "64"]) == 0
+    also = ["--also", *shapes[:7], "--also", *shapes[7:]]
+    assert main(["check", "rms_norm", "--device", "cpu", *also, "--", "2", "64"]) == 0
     assert counter.frame_count == len(rms_norm.KINDS) * (len(shapes) + 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -297,6 +298,24 @@ def test_seeds_that_change_stay_in_two_graphs(dynamic, device):
     for seed in (0, 3, 4, -5, 2**62, -(2**63), 2**63 - 1):
         assert torch.equal(compiled(mu, seed), draw(mu, seed)), seed
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parameters_may_change_before_the_backward(compiled, device):
+    draw = functools.partial(cuops.sample_normal, num_samples=5, seed=1)
+    run = torch.compile(draw, backend="aot_eager") if compiled else draw
+    mu, sigma = parameters((4,), device=device)
+    want = torch.autograd.grad(draw(mu.requires_grad_(), sigma.requires_grad_()).sum(), (mu, sigma))
+    x = run(mu, sigma)
+    with torch.no_grad():
+        mu += 1
+        sigma *= 0.5
+    for got, expected in zip(torch.autograd.grad(x.sum(), (mu, sigma)), want, strict=True):
+        assert torch.equal(got, expected)
+    with torch.inference_mode():
+        other = torch.zeros(4, device=device)
+    run(other, sigma).sum().backward()
+    assert torch.equal(sigma.grad, want[1])
 
 
 def test_what_is_written_into_is_known_to_autograd(device):

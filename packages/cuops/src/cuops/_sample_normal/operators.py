@@ -124,6 +124,8 @@ def _bwd_fake(grad, mu, sigma, low, high, *rest):  # type: ignore[no-untyped-def
 
 def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     mu, sigma, low, high, state, *ctx.constants, _ = inputs
+    if low is None:  # of no value, so that both may change before the backward
+        mu, sigma = (a.new_empty(()).expand(a.shape) for a in (mu, sigma))
     ctx.save_for_backward(mu, sigma, low, high, state)
 
 

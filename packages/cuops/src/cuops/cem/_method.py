@@ -261,7 +261,8 @@ class CrossEntropyMethod:
             TypeError: mu or sigma is neither a number nor an array like the first mu.
             ValueError: one is on another device, or does not broadcast to its shape.
         """
-        given = [_options.together(name, value, self.mu) for name, value in (("mu", mu), ("sigma", sigma))]
+        # Copies, as either may be a view of this method's own.
+        given = [_options.together(name, value, self.mu) + 0 for name, value in (("mu", mu), ("sigma", sigma))]
         with writing(self._state.mu):
             self._restart(*given)
             self._state.kept_count[...] = 0

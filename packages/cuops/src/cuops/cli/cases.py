@@ -35,7 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "batch size and the size of each factor; sample_normal: samples and dimension",
     )
     parser.add_argument(
-        "--also", nargs="+", default=[], type=sizes, metavar="16x32x32", help="more shapes, in the same go"
+        "--also",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=sizes,
+        metavar="16x32x32",
+        help="more shapes, in the same go",
     )
     parser.add_argument(
         "--dtype",
