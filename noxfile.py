@@ -52,6 +52,7 @@ def quickstart(session: nox.Session) -> None:
     session.install(*map(str, built), *group("quickstart"))
     session.run("cuops", "doctor", "--allow-no-gpu")
     session.run("python", "examples/photographs.py")
+    session.log(f"installed as {Path(session.bin, 'cuops')}, from the wheels in {built[0].parent}")
 
 
 @nox.session

@@ -47,6 +47,18 @@ def clusters_on_cuda(installation: Installation, driver: Path, log: Path, code: 
     return clusters(log)
 
 
+def test_a_bias_without_elements_is_refused(installation: Installation, driver: Path):
+    code = """
+        x, y, w = (on_cuda(size, "float32") for size in ((4, 9), (4, 9), (9, 9)))
+        try:
+            _backend.library().kron_linear_fwd(y, x, [w], 1, on_cuda((0,), "float32"), False)
+        except ValueError as error:
+            print(error)
+    """
+    said = installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver)
+    assert "bias: expected one contiguous element an output" in said
+
+
 @pytest.mark.parametrize(
     ("capability", "room", "asked", "largest"),
     [

@@ -37,6 +37,14 @@ def test_reset_takes_arrays_of_the_method_itself(array):
     method = CrossEntropyMethod(array([2.0, 3.0]), 0.5, 10, seed=1)
     method.reset(method.sigma, method.mu)
     assert [*method.mu, *method.sigma] == [0.5, 0.5, 2.0, 3.0]
+    method.reset(array([-0.0, 2.0]), 1.0)
+    assert math.copysign(1, method.mu[0]) == -1
+
+
+def test_shift_takes_arrays_of_the_method_itself(array):
+    method = CrossEntropyMethod(array([[2.0], [3.0], [4.0]]), 0.5, 10, seed=1, event_dims=2)
+    method.shift(1, method.mu)
+    assert [*method.mu.flatten(), *method.sigma.flatten()] == [3.0, 4.0, 4.0, 2.0, 3.0, 4.0]
 
 
 def test_reset_sets_the_covariance():

@@ -190,7 +190,7 @@ std::optional<Planned> plan_in_registers(const Problem& problem, const Hardware&
   if (const auto filled = plan_filled(problem, hw)) return filled;
   if (problem.calls == kWithResidual && in_vectors && packs <= 1024 && hw.tuned) {
     if (odd && 32 < packs && packs <= 96) return Planned(kResidualThree, resident_shape(rows, packs, 3, 128));
-    // More blocks a multiprocessor, where a second turn of blocks would be of few, or in float32 of as few threads.
+    // More blocks a multiprocessor, for rows that do not fill a second turn of blocks; in float32 fewer rows are faster so, too.
     if (hw.tuned == 90 && 512 < packs && !problem.is_large() && (is_float32 || rows > 2 * hw.multiprocessors))
       return Planned(kResidualFew, is_float32 ? resident_shape(rows, packs, 4, 256) : resident_shape(rows, packs, 2, 512));
     return Planned(kResidual, resident_shape(rows, packs, 2, 512));

@@ -78,9 +78,8 @@ def plain(name: str, value: Any) -> None:
 def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
     """`value` is an array that kernels take, of the kind and on the device of `like`."""
     if is_tensor(value):
-        is_traced = (
-            torch.compiler.is_compiling()
-        )  # which in a backward may not ask for a layout, and takes no other one
+        # In a backward, torch.compile may not ask for a layout; it takes no other one.
+        is_traced = torch.compiler.is_compiling()
         if value.is_nested or (not is_traced and value.layout is not torch.strided):
             got = "a nested one" if value.is_nested else f"layout {value.layout}"
             raise TypeError(f"{name}: expected a dense tensor, got {got}")

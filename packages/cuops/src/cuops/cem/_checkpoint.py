@@ -7,18 +7,14 @@ from typing import Any
 
 from .. import _arguments
 from .._arguments import is_tensor
-from ._library import writing
+from ._library import copied, writing
 
 
 def save(method: Any) -> dict[str, Any]:
     """Copies of all arrays, and where between ask and tell the method is."""
-    arrays = {name: _copy(array) for name, array in method._state.arrays().items()}
-    pending = _copy(method._views(method._asked)[0]) if method._asked else None
+    arrays = {name: copied(array) for name, array in method._state.arrays().items()}
+    pending = copied(method._views(method._asked)[0]) if method._asked else None
     return {**arrays, "population": pending, "steps_of_host": method._steps}
-
-
-def _copy(array: Any) -> Any:
-    return array.clone() if is_tensor(array) else array.copy()
 
 
 def load(method: Any, saved: Mapping[str, Any]) -> None:

@@ -18,6 +18,11 @@ def library_of(array: Any) -> Any:
     return np
 
 
+def copied(array: Any) -> Any:
+    """The same bits in memory of their own."""
+    return array.clone() if is_tensor(array) else array.copy()
+
+
 def mark_written(*arrays: Any) -> None:
     """Tells autograd of tensors that the library, or NumPy, has written, as PyTorch's own operators do."""
     if torch is not None and not torch.compiler.is_compiling():

@@ -11,7 +11,7 @@ from .. import _arguments
 from .._torch import torch
 from . import _checkpoint, _options
 from ._graph import capture
-from ._library import library_of, outside_of_graphs, writing
+from ._library import copied, library_of, outside_of_graphs, writing
 from ._sampling import Sampler, color_filter
 from ._state import Refit, State
 from ._update import update
@@ -262,7 +262,7 @@ class CrossEntropyMethod:
             ValueError: one is on another device, or does not broadcast to its shape.
         """
         # Copies, as either may be a view of this method's own.
-        given = [_options.together(name, value, self.mu) + 0 for name, value in (("mu", mu), ("sigma", sigma))]
+        given = [copied(_options.together(name, value, self.mu)) for name, value in (("mu", mu), ("sigma", sigma))]
         with writing(self._state.mu):
             self._restart(*given)
             self._state.kept_count[...] = 0
@@ -283,7 +283,7 @@ class CrossEntropyMethod:
         """
         horizon = self.event_shape[0]
         _arguments.integer("steps", steps, 0, horizon)
-        sigma = self.sigma + 0 if sigma is None else _options.together("sigma", sigma, self.mu)
+        sigma = copied(self.sigma if sigma is None else _options.together("sigma", sigma, self.mu))
         with writing(self._state.mu):
             for rows in (self._state.mu, self._state.kept):
                 by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)

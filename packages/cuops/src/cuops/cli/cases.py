@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=sizes,
         metavar="16x32x32",
-        help="more shapes, in the same go",
+        help="more shapes, in the same go; after the first one, or before --; may be repeated",
     )
     parser.add_argument(
         "--dtype",
