@@ -91,6 +91,16 @@ def test_an_array_larger_than_any_memory_is_refused(installation: Installation, 
     run(installation, code, LIBRARIES=driver)
 
 
+def test_a_process_that_closes_the_library_ends_well(installation: Installation):
+    """As tvm-ffi does up to 0.1.14.post0, when a process ends."""
+    code = """
+        import _ctypes, ctypes, tvm_ffi
+        from cuops import _backend
+        _ctypes.dlclose(ctypes.CDLL(str(_backend.installed()[0].library))._handle)
+    """
+    run(installation, code)
+
+
 def test_modules_where_the_driver_has_no_libraries(installation: Installation, old_driver: Path, tmp_path: Path):
     log = tmp_path / "log"
     run(installation, LIBRARIES=old_driver, STAND_IN_LOG=log)

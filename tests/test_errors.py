@@ -130,6 +130,7 @@ def test_gpu_older_than_all_images(installation: Installation, driver: Path, cap
         ("truncate cuops_cu121/libcuops.so", "pip install --force-reinstall cuops-cu121", "has 4096 bytes"),
         ("empty cuops_cu121/__init__.py", "pip install --force-reinstall cuops-cu121", "cuops-cu121 does not import"),
         ("remove cuops-*.dist-info", "pip install --force-reinstall cuops", "cuops has no metadata"),
+        ("empty cuops-*.dist-info/METADATA", "pip install --force-reinstall cuops", "cuops has no metadata"),
         ("remove cuops_cu121-*.dist-info/entry_points.txt", "pip install --force-reinstall cuops-cu121", "no backend"),
         ("remove tvm_ffi", f"pip install --force-reinstall '{FFI}'", "apache-tvm-ffi does not import"),
         ("age apache_tvm_ffi-*.dist-info", f"pip install --force-reinstall '{FFI}'", "apache-tvm-ffi is 0.1.2"),

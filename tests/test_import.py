@@ -76,6 +76,16 @@ def test_torch_that_is_too_old_is_reported_and_not_fatal(tmp_path: Path, core_wh
     assert done.stdout.split(maxsplit=1) == ["8.0", "cuops needs PyTorch 2.7 or newer, found 2.3.1\n"], done.stderr
 
 
+@pytest.mark.parametrize("call", ["rms_norm(x)", "cem.minimize(lambda x: 1 / 0, x, 1.0)"])
+def test_tensors_of_a_torch_that_is_too_old_are_refused_with_the_reason(call, tmp_path: Path, core_wheel: Path):
+    installation = Installation(tmp_path)
+    installation.add(core_wheel)
+    old = "import torch\nfrom torch.torch_version import TorchVersion\ntorch.__version__ = TorchVersion('2.6.0')\n"
+    done = installation.run(f"{old}import cuops\nx = torch.ones(2, 4)\ncuops.{call}")
+    (said,) = re.findall(r"^TypeError: (.*)$", done.stderr, re.MULTILINE)
+    assert re.match("(x|mu): got a torch.Tensor, and PyTorch does not serve: cuops needs PyTorch .* found 2.6.0$", said)
+
+
 def test_a_folder_that_is_called_torch_is_no_pytorch(tmp_path: Path, core_wheel: Path):
     installation = Installation(tmp_path, ("torch",))
     installation.add(core_wheel)

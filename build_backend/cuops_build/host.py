@@ -22,6 +22,7 @@ PRECOMPILED = Path("host", "precompiled.h")
 LINK = (
     *("-shared", "-s", "-O2", "-Wl,--gc-sections", "-Wl,-soname,libcuops.so", "-Wl,--build-id=none"),
     *("-nostdlib++", "-L.", "-ltvm_ffi", "-Wl,--allow-shlib-undefined", "-Wl,-z,undefs"),
+    "-Wl,-z,nodelete",  # its destructors run when the process ends, and older tvm-ffi closes it before
 )
 RUNTIME = ("libc++.a", "libc++abi.a", "libunwind.a")
 # tvm-ffi's library is there when ours is loaded; a stand-in with its soname serves every machine when linking.

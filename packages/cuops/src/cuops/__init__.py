@@ -36,9 +36,9 @@ else:
     def __getattr__(name: str) -> object:
         try:
             if name == "__version__":
-                from importlib.metadata import version
+                from ._backend import core_version
 
-                return version("cuops")
+                return core_version()
             if name in SUBPACKAGES:
                 import importlib
 

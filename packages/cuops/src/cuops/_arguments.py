@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from . import _dlpack
-from ._torch import torch
+from ._torch import failure, torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 TORCH_DTYPES = tuple(getattr(torch, name) for name in DTYPES) if torch else ()
@@ -75,6 +75,12 @@ def plain(name: str, value: Any) -> None:
         raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
 
 
+def no_refused_tensor(name: str, value: Any) -> None:
+    """Says why PyTorch does not serve where `value` is a tensor of it, which would pass for another library's array."""
+    if failure and any((c.__module__, c.__qualname__) == ("torch", "Tensor") for c in type(value).__mro__):
+        raise TypeError(f"{name}: got a torch.Tensor, and PyTorch does not serve: {failure}")
+
+
 def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
     """`value` is an array that kernels take, of the kind and on the device of `like`."""
     if is_tensor(value):
@@ -87,9 +93,11 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
             raise ValueError(f"{name}: expected a tensor with values, got a {type(value).__qualname__}")
     elif is_ndarray(value):
         plain(name, value)
-    elif isinstance(value, type) or not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
-        got = type(value).__qualname__
-        raise TypeError(f"{name}: expected a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__, got {got}")
+    else:
+        no_refused_tensor(name, value)
+        if isinstance(value, type) or not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
+            wanted = "a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__"
+            raise TypeError(f"{name}: expected {wanted}, got {type(value).__qualname__}")
     if is_ndarray(value) and not value.dtype.isnative:
         raise TypeError(f"{name}: expected this machine's byte order, got {value.dtype.str}")
     if dtype_name(value.dtype) not in DTYPES:

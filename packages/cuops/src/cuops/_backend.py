@@ -147,12 +147,22 @@ def _forced(name: str, backends: list[Backend]) -> list[Backend]:
     )
 
 
+def core_version() -> str:
+    """The version of the distribution cuops. Raises PackageNotFoundError where it has none."""
+    from importlib import metadata
+
+    version: str | None = metadata.version("cuops")  # None of metadata that are damaged
+    if not version:
+        raise metadata.PackageNotFoundError("cuops")
+    return version
+
+
 def _of_this_version(name: str) -> str:
     """What pip installs a backend of the core's version by, which leaves the core and other backends as they are."""
     from importlib import metadata
 
     try:
-        core = metadata.version("cuops")
+        core = core_version()
     except metadata.PackageNotFoundError:  # the core is not installed, but imported from its sources
         return f"cuops-{name}"
     return f"cuops-{name}=={core}" + (f" --extra-index-url {NIGHTLIES}" if ".dev" in core else "")
@@ -163,7 +173,7 @@ def check_version(backend: Backend) -> None:
     from importlib import metadata
 
     try:
-        core = metadata.version("cuops")
+        core = core_version()
     except metadata.PackageNotFoundError:
         raise errors.DamagedBackendError(
             "cuops has no metadata of its version", "pip install --force-reinstall cuops"
@@ -258,7 +268,7 @@ def load(backend: Backend) -> Any:
         sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         import tvm_ffi
-    except ImportError as error:
+    except Exception as error:  # as its files may be in any state
         raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", MEND_FFI) from None
     finally:
         if not is_usable:

@@ -70,6 +70,7 @@ def like(name: str, value: Any, mu: Any) -> Any:
         return value.detach()
     if value is None or isinstance(value, (str, bytes)):
         raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
+    _arguments.no_refused_tensor(name, value)
     import numpy as np
 
     if _arguments.is_ndarray(value):

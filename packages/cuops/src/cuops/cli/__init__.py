@@ -20,9 +20,14 @@ class _Version(argparse.Action):
     """Prints the version: finding it takes longer than all else here, so only on request."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        from .._backend import core_version
 
-        print(f"cuops {version('cuops')}")
+        try:
+            print(f"cuops {core_version()}")
+        except ImportError:
+            parser.exit(
+                1, "cuops has no metadata of its version; to mend it, run: pip install --force-reinstall cuops\n"
+            )
         parser.exit()
 
 

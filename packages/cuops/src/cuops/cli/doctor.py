@@ -64,6 +64,8 @@ class Examination:
             "torch": self._torch(),
             "tvm_ffi": self._version("apache-tvm-ffi"),
         }
+        with self._noting("pip install --force-reinstall tqdm"):
+            import tqdm  # noqa: F401
         self.report["backends"] = self._backends()
         self.report["driver"] = self._driver()
         self.report["gpus"] = self._gpus()
@@ -88,11 +90,12 @@ class Examination:
             command = mended_by if error.command == errors.CuopsError.command else error.command  # this is the doctor
             self._problem(code, str(error).partition("\nTo mend it")[0], command)
         except Exception as error:
-            self._problem(BROKEN, f"{type(error).__name__}: {error}".partition("\n")[0], mended_by)
+            said = str(error).strip().partition("\n")[0]
+            self._problem(BROKEN, f"{type(error).__name__}: {said}", mended_by)
 
     def _version(self, name: str) -> str | None:
         try:
-            return metadata.version(name)
+            return metadata.version(name) or None
         except metadata.PackageNotFoundError:
             return None
 

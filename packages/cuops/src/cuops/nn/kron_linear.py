@@ -34,6 +34,8 @@ class KronLinear(torch.nn.Module):
         ValueError: there is no size, one is less than 1, or there are not as many of both kinds.
     """
 
+    bias: torch.nn.Parameter | None
+
     def __init__(
         self,
         in_factors: Sequence[int],
