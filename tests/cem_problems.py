@@ -1,9 +1,17 @@
-"""Functions to minimise, of arrays of every library."""
+"""Functions to minimise, of arrays of every library; options of methods that do, and how their states compare."""
 
 import math
 
 import numpy as np
 import torch
+
+OPTIONS = [
+    {},
+    {"covariance": "full"},
+    {"keep_elites": 3, "noise": 0.5, "noise_decrease": 0.01},
+    {"population_decay": 1.2, "low": -4.0, "high": 9.0},
+    {"color": 1.0, "antithetic": True, "maximize": True},
+]
 
 
 def on_host(a):
@@ -27,3 +35,7 @@ def told(method, function, steps=1):
     for _ in range(steps):
         method.tell(function(method.ask()))
     return method
+
+
+def bits(method):
+    return {name: on_host(value).tobytes() for name, value in method._state.arrays().items()}

@@ -1,9 +1,12 @@
-"""The Cross-Entropy Method among PyTorch's own mechanisms: autograd, autocast."""
+"""The Cross-Entropy Method among PyTorch's own mechanisms: autograd, autocast, CUDA graphs, memory."""
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from cem_problems import OPTIONS, bits, sphere, told
 from cuops import cem
 
 HANDED_OUT = ["mu", "sigma", "best_x", "best_score", "population"]
@@ -78,3 +81,61 @@ def test_autocast_of_the_caller_changes_no_step(options, device):
 
     for usual, under_autocast in zip(seen(False), seen(True), strict=True):
         assert torch.equal(under_autocast, usual)
+
+
+@pytest.mark.gpu
+@pytest.mark.captures
+@pytest.mark.parametrize(
+    "options", [o for o in OPTIONS if "population_decay" not in o] + [{"low": -4.0, "high": 9.0}], ids=str
+)
+def test_a_captured_step_gives_the_bits_of_an_eager_one(options):
+    def make():
+        return cem.CrossEntropyMethod(torch.tensor([[1.0, 2.0, 3.0]] * 2, device="cuda"), 1.0, 40, seed=1, **options)
+
+    eager, captured = make(), make()
+    step = captured.capture(sphere)
+    assert bits(eager) == bits(captured)
+    for _ in range(5):
+        told(eager, sphere)
+        step()
+    assert bits(eager) == bits(captured)
+
+
+@pytest.mark.gpu
+def test_no_step_makes_the_host_wait():
+    methods = [
+        cem.CrossEntropyMethod(torch.zeros(2, 6, device="cuda"), 1.0, 5000 if many else 100, seed=1, **options)
+        for options in OPTIONS
+        for many in (False, True)
+    ]
+    for method in methods:
+        told(method, sphere)
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's own, that the mode is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        for method in methods:
+            told(method, sphere, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"low": -4.0, "high": 9.0}, {"keep_elites": 3}, {"antithetic": True}, {"dtype": torch.bfloat16}],
+    ids=str,
+)
+def test_memory_is_that_of_one_population(options):
+    before = torch.cuda.memory_allocated()
+    method = cem.CrossEntropyMethod(torch.zeros(512, device="cuda"), 1.0, 4096, seed=1, **options)
+    population = 4096 * 512 * method.dtype.itemsize
+    assert torch.cuda.memory_allocated() - before < 1.03 * population
+    scores = torch.rand(4096, device="cuda")
+    for _ in range(2):  # the first has what is made once
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        method.ask()
+        method.tell(scores)
+    assert torch.cuda.max_memory_allocated() - before < 0.03 * population

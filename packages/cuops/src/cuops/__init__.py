@@ -43,7 +43,10 @@ else:
                 import importlib
 
                 return importlib.import_module(f".{name}", __name__)
-        except ImportError as error:  # without PyTorch, or without the distribution that has the version
+        except (
+            ImportError,
+            errors.CuopsError,
+        ) as error:  # without PyTorch, or without the distribution that has the version
             raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

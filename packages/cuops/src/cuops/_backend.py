@@ -148,36 +148,27 @@ def _forced(name: str, backends: list[Backend]) -> list[Backend]:
 
 
 def core_version() -> str:
-    """The version of the distribution cuops. Raises PackageNotFoundError where it has none."""
+    """The version of the distribution cuops. Raises DamagedBackendError where it has none."""
     from importlib import metadata
 
-    version: str | None = metadata.version("cuops")  # None of metadata that are damaged
-    if not version:
-        raise metadata.PackageNotFoundError("cuops")
-    return version
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if version := metadata.version("cuops"):  # or None, of metadata that are damaged
+            return version
+    raise errors.DamagedBackendError("cuops has no metadata of its version", "pip install --force-reinstall cuops")
 
 
 def _of_this_version(name: str) -> str:
     """What pip installs a backend of the core's version by, which leaves the core and other backends as they are."""
-    from importlib import metadata
-
     try:
         core = core_version()
-    except metadata.PackageNotFoundError:  # the core is not installed, but imported from its sources
+    except errors.DamagedBackendError:  # the core is not installed, but imported from its sources
         return f"cuops-{name}"
     return f"cuops-{name}=={core}" + (f" --extra-index-url {NIGHTLIES}" if ".dev" in core else "")
 
 
 def check_version(backend: Backend) -> None:
     """Raises VersionMismatchError unless the backend is of the core's version."""
-    from importlib import metadata
-
-    try:
-        core = core_version()
-    except metadata.PackageNotFoundError:
-        raise errors.DamagedBackendError(
-            "cuops has no metadata of its version", "pip install --force-reinstall cuops"
-        ) from None
+    core = core_version()
     if backend.version != core:
         raise errors.VersionMismatchError(
             f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",

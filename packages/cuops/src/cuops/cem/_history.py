@@ -7,6 +7,7 @@ from typing import Any
 
 from .._arguments import is_tensor
 from .._torch import torch
+from ._library import copied
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,7 +26,7 @@ class History:
     def record(self) -> None:
         """Notes the step that `method` has just done."""
         state = self.method._state
-        self._pending.append((state.summary + 0, state.sigma.mean(-1)))
+        self._pending.append((copied(state.summary), state.sigma.mean(-1)))
         before = self.evaluations[-1] if self.evaluations else 0
         self.evaluations.append(before + self.method._evaluated)
 

@@ -287,7 +287,7 @@ class CrossEntropyMethod:
         with writing(self._state.mu):
             for rows in (self._state.mu, self._state.kept):
                 by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
-                moved, last = by_step[:, :, steps:] + 0, by_step[:, :, -1:] + 0
+                moved, last = copied(by_step[:, :, steps:]), copied(by_step[:, :, -1:])
                 by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
             self._sampler.clip(self._state.kept)
             self._restart(self.mu, sigma)

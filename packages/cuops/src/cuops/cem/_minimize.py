@@ -12,7 +12,7 @@ from .. import _arguments
 from .._arguments import is_tensor
 from . import _options
 from ._history import History
-from ._library import library_of
+from ._library import copied, library_of
 from ._method import CrossEntropyMethod
 
 
@@ -181,9 +181,9 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
                 bar.set_postfix_str("" if bar.disable else f"best {history.best_so_far[-1].flat[0]:.6g}")
             if stopped_by is not None:
                 break
-    found = (method.best_x, method.best_score, method.mu, method.sigma)
+    x, last_mu, last_sigma = map(copied, (method.best_x, method.mu, method.sigma))
+    score = method.best_score + 0  # of one problem a number, in NumPy
     evaluations = history.evaluations[-1] if len(history) else 0
-    x, score, last_mu, last_sigma = (a + 0 for a in found)
     return Result(x, score, last_mu, last_sigma, len(history), evaluations, stopped_by, history, method)
 
 

@@ -10,7 +10,7 @@ from .. import _arguments
 from .._arguments import is_tensor
 from .._sample_normal.bounds import rounded_inwards
 from .._torch import torch
-from ._library import library_of
+from ._library import copied, library_of
 
 
 def elites(value: Any, num_samples: int) -> int:
@@ -144,7 +144,7 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
     if not (rounded[0] < rounded[1]).all():
         raise ValueError(f"low: expected less than high everywhere in the samples' dtype, {dtype}")
     problems = math.prod(mu.shape[: mu.ndim - event_dims])
-    first, last = (xp.broadcast_to(value, mu.shape).reshape(problems, -1) + 0 for value in rounded)
+    first, last = (copied(xp.broadcast_to(value, mu.shape).reshape(problems, -1)) for value in rounded)
     return first, last
 
 

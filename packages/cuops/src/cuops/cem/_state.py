@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import reference
 from .._torch import torch
-from ._library import library_of
+from ._library import copied, library_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class State:
         state = cls(
             mu=mu,
             sigma=sigma,
-            best_x=mu + 0,
+            best_x=copied(mu),
             best_score=xp.full((problems,), -xp.inf if refit.maximize else xp.inf, **wide),
             kept=xp.zeros((problems, kept, d), dtype=mu.dtype, **place),
             kept_count=xp.zeros((problems,), **count),

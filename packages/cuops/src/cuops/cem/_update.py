@@ -8,7 +8,7 @@ from typing import Any
 from .. import _backend, reference
 from .._arguments import is_tensor
 from .._torch import torch
-from ._library import exact, library_of, mark_written, writing
+from ._library import copied, exact, library_of, mark_written, writing
 from ._state import Refit, State
 
 
@@ -25,7 +25,7 @@ def _update(population: Any, scores: Any, state: State, refit: Refit) -> None:
     if state.covariance is None:
         _moments(population, scores, state, refit)
         return
-    mu, sigma = state.mu + 0, state.sigma + 0
+    mu, sigma = copied(state.mu), copied(state.sigma)
     plain = Refit(refit.maximize, 1.0, 1.0, 1.0, 0.0, float("inf"), refit.noise, refit.noise_decrease)
     _moments(population, scores, dataclasses.replace(state, mu=mu, sigma=sigma), plain)
     with exact(population), writing(population):

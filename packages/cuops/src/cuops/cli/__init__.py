@@ -24,10 +24,8 @@ class _Version(argparse.Action):
 
         try:
             print(f"cuops {core_version()}")
-        except ImportError:
-            parser.exit(
-                1, "cuops has no metadata of its version; to mend it, run: pip install --force-reinstall cuops\n"
-            )
+        except CuopsError as error:
+            parser.exit(1, f"{error}\n")
         parser.exit()
 
 
