@@ -153,7 +153,7 @@ def test_products_of_float16_may_be_beyond_its_range(magnitudes):
         assert error <= 4 * torch.finfo(torch.float16).eps * representable[is_finite].norm() + 2**-24
 
 
-WIDE = [torch.ones(3, 7, dtype=torch.float64), torch.ones(5, 11, dtype=torch.float64)]
+WIDE = {"dtype": torch.float64, "factors": factors_of([(3, 7), (5, 11)], torch.float64, "cpu")}
 LARGE = [torch.ones(1, 1).expand(256, 256)] * 2
 
 
@@ -167,7 +167,7 @@ LARGE = [torch.ones(1, 1).expand(256, 256)] * 2
         ("merge", [(15, 77)], {"cut": 0}, ValueError, "factors: "),
         ("merge", [(15, 77)], {"scales": torch.ones(2)}, ValueError, "scales: "),
         ("merge", [(3, 7), (5, 11)], {"cut": 1, "scales": torch.ones(3)}, ValueError, "scales: "),
-        ("merge", [(3, 7), (5, 11)], {"cut": 1, "scales": torch.ones(2), "factors": WIDE}, TypeError, "scales: "),
+        ("merge", [(3, 7), (5, 11)], WIDE | {"cut": 1, "scales": torch.ones(2)}, TypeError, "scales: "),
         ("merge", [(1, 1)], {"factors": LARGE}, ValueError, "factors: "),
         ("merge", [(0, 8)], {"factors": [torch.ones(0, 4), torch.ones(2, 2)]}, ValueError, "factors: "),
         ("unmerge", [(3, 7), (5, 12)], {}, ValueError, "gradients: "),
