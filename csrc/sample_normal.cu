@@ -95,17 +95,6 @@ __device__ void sample_columns(const SampleNormalParams& p) {
   }
 }
 
-// Calls visit with a null pointer to the dtype's type.
-template <class Visit>
-__device__ void with_dtype(DType dtype, Visit&& visit) {
-  switch (dtype) {
-    case kFloat64: return visit(static_cast<double*>(nullptr));
-    case kFloat32: return visit(static_cast<float*>(nullptr));
-    case kFloat16: return visit(static_cast<__half*>(nullptr));
-    case kBFloat16: return visit(static_cast<__nv_bfloat16*>(nullptr));
-  }
-}
-
 // A thread has one group of one column. Of any dtype, as the arithmetic is float64's.
 __device__ inline void sample_truncated(const SampleNormalParams& p) {
   const Launches launches(p);

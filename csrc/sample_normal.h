@@ -10,7 +10,8 @@ constexpr int kReplaysParts = 32, kReplaysApart = 8;
 
 constexpr int kSampleThreads = 128;      // of a block
 constexpr int kMostBlocks = 0x7fffffff;  // of a launch
-constexpr int kRows4Blocks = 7;          // of the gradient that a multiprocessor runs at a time
+constexpr int kGradientBlocks = 5;       // of the gradient along rows that a multiprocessor runs at a time
+constexpr int kSumThreads = 512;         // of a block of the sums of its chunks
 constexpr int kTileThreads = 256;        // of a block of sample_tiles
 constexpr int kSharedThreads = 128;      // of a block of sample_shared
 constexpr int kSharedNoiseRows = 1024;   // that it has at most
@@ -36,7 +37,8 @@ struct SampleNormalParams {
   long long whole_group, end_whole;  // those that are all in it; none where samples are antithetic
   double sigma_value;
   long long step;     // groups that a thread takes in turn; in sample_tiles it takes one of so many
-  unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two; in sample_shared, rows
+  unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two; in sample_shared, rows;
+                      // in the gradient along rows, elements that are read at a time
   unsigned keys[20];  // the key schedule of `seed`, for kernels without `state`
   DType dtype;        // of the samples
   bool state_has_stream;
@@ -50,5 +52,14 @@ struct SampleNormalParams {
   Divider tiles;           // threads for one of one distribution's row; in sample_shared, those of a block for a period
 };
 static_assert(sizeof(SampleNormalParams) == 296, "host and device must agree on the layout");
+
+// The gradients, from their sums over chunks.
+struct SampleSumParams {
+  const void* partial;  // (chunks, 2, columns)
+  void *dmu, *dsigma;
+  long long chunks, columns;
+  unsigned rows;  // threads that share a sum, a power of two
+  DType dmu_dtype, dsigma_dtype;
+};
 
 }  // namespace cuops

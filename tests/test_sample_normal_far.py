@@ -40,8 +40,9 @@ def test_antithetic_samples_before_a_counter_wraps(before, num_samples):
 def test_the_gradient_of_more_columns_than_a_launch_has_blocks():
     grad = torch.ones(2**31 + 8, 1, dtype=torch.bfloat16, device="cuda")
     grad[-1] = 2
-    sums = torch.empty(1, 2, len(grad), device="cuda")
-    sums[..., -9:] = math.nan
-    _backend.library().sample_normal_bwd(sums, grad, None, 1, 0, 0, -1, False, False)
-    assert sums[0, 0, :3].tolist() == [1.0] * 3
-    assert sums[0, 0, -9:].tolist() == [1.0] * 8 + [2.0]
+    dmu, dsigma = (torch.full((len(grad),), math.nan, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    partial = torch.empty(1, 2, len(grad), device="cuda")
+    _backend.library().sample_normal_bwd(dmu, dsigma, partial, grad, None, 1, 0, 0, -1, False, False)
+    assert dmu[:3].tolist() == [1.0] * 3
+    assert dmu[-9:].tolist() == [1.0] * 8 + [2.0]
+    assert dsigma[-9:].isfinite().all()

@@ -107,4 +107,15 @@ __device__ void for_each_sample(const SampleNormalParams& p, long long group, Pa
   }
 }
 
+// Calls visit with a null pointer to the dtype's type.
+template <class Visit>
+__device__ void with_dtype(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case kFloat64: return visit(static_cast<double*>(nullptr));
+    case kFloat32: return visit(static_cast<float*>(nullptr));
+    case kFloat16: return visit(static_cast<__half*>(nullptr));
+    case kBFloat16: return visit(static_cast<__nv_bfloat16*>(nullptr));
+  }
+}
+
 }  // namespace cuops

@@ -92,15 +92,14 @@ def draw_into(x, mu, sigma, low, high, *draw):  # type: ignore[no-untyped-def]
 def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic):  # type: ignore[no-untyped-def]
     lib = _backend.library()
     grad = grad.contiguous()
-    chunks = lib.sample_normal_bwd_chunks(grad, start, sample_dim, antithetic) if low is None and grad.numel() else 0
-    if chunks == 0:
-        return _bwd_plain(
-            grad, mu, sigma, low, high, state, seed, stream, num, start, sample_dim, shared, antithetic
-        )  # fmt: skip
+    layout = start, sample_dim, shared, antithetic
+    if low is not None or grad.numel() == 0:
+        return _bwd_plain(grad, mu, sigma, low, high, state, seed, stream, num, *layout)
+    chunks = lib.sample_normal_bwd_chunks(grad, state, start, sample_dim, antithetic)
     partial = grad.new_empty((chunks, 2, mu.numel()), dtype=_arguments.sums_dtype(grad.dtype))
-    lib.sample_normal_bwd(partial, grad, state, seed, stream, start, sample_dim, shared, antithetic)
-    dmu, dsigma = (partial[0] if chunks == 1 else partial.sum(0)).reshape(2, *mu.shape)
-    return dmu.to(mu.dtype, copy=True), dsigma.to(sigma.dtype, copy=True), mu.new_empty(0), mu.new_empty(0)
+    dmu, dsigma = (torch.empty_like(a, memory_format=torch.contiguous_format) for a in (mu, sigma))
+    lib.sample_normal_bwd(dmu, dsigma, partial, grad, state, seed, stream, *layout)
+    return dmu, dsigma, mu.new_empty(0), mu.new_empty(0)
 
 
 library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
