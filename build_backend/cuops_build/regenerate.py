@@ -75,7 +75,7 @@ README = """\
 # {c.distribution}
 
 The CUDA {c.cuda} backend of [cuops](https://pypi.org/project/cuops/): `pip install {c.distribution}`, then `import cuops`.
-It needs an NVIDIA driver of version {c.driver} or newer, and runs on GPUs of compute capability {capabilities} and newer.
+It needs an NVIDIA driver of version {c.driver} or newer, and runs on GPUs of compute capability {capabilities}.
 """
 
 
@@ -84,13 +84,20 @@ def capability(architecture: int) -> str:
     return f"{architecture // 10}.{architecture % 10}"
 
 
+def capabilities(c: Cuda) -> str:
+    """What runs it: from its first machine code on, but for major versions that have none and are older than its PTX."""
+    majors = {architecture // 10 for architecture in c.architectures}
+    missing = [f"{major}.x" for major in range(min(majors), c.ptx // 10) if major not in majors]
+    return f"{capability(c.architectures[0])} and newer" + (f", except {', '.join(missing)}" if missing else "")
+
+
 def docs_table(rows: dict[str, Cuda]) -> str:
     """The table of CUDA versions in docs/cuda-versions.md."""
     lines = ["| Package | CUDA | Driver | Compute capabilities | Newer GPUs |", "|---|---|---|---|---|"]
     for c in rows.values():
-        capabilities = ", ".join(capability(a) for a in c.architectures)
+        compiled = ", ".join(capability(a) for a in c.architectures)
         lines.append(
-            f"| `{c.distribution}` | {c.cuda} | {c.driver} or newer | {capabilities} | PTX of {capability(c.ptx)} |"
+            f"| `{c.distribution}` | {c.cuda} | {c.driver} or newer | {compiled} | PTX of {capability(c.ptx)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -113,7 +120,7 @@ def derived(rows: dict[str, Cuda]) -> dict[Path, str]:
             c=c, requires=requires, runtime=json.dumps(RUNTIME_REQUIRES), row=row
         )
         files[folder / "LICENSE"] = license_text
-        files[folder / "README.md"] = README.format(c=c, capabilities=capability(c.architectures[0]))
+        files[folder / "README.md"] = README.format(c=c, capabilities=capabilities(c))
     return files
 
 
