@@ -239,7 +239,7 @@ def test_the_text_has_each_problem_with_its_command(machine, capsys):
     assert main(["doctor"]) == 10
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("problem 10: no backend of cuops is installed")
-    assert lines[at + 1] == "  to mend it, run: pip install cuops-cu130"
+    assert lines[at + 1] == "  to fix it, run: pip install cuops-cu130"
 
 
 def test_every_exit_code_is_documented():

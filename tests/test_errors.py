@@ -48,7 +48,7 @@ def provoke(installation: Installation, code: str = CUDA_ARRAY, **environment: o
     assert done.returncode == 0, done.stderr
     assert done.stdout, "no error was raised"
     kind, message, command = json.loads(done.stdout)
-    assert message.endswith(f"To mend it, run: {command}")
+    assert message.endswith(f"To fix it, run: {command}")
     return kind, message, command
 
 
@@ -379,5 +379,5 @@ def test_array_of_the_library_outlives_a_fork(installation: Installation, driver
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
 def test_a_copy_of_an_error_says_the_same(again):
     error = errors.DriverNotFoundError("there is none", "a command")
-    assert str(again(error)) == str(error) == "there is none\nTo mend it, run: a command"
+    assert str(again(error)) == str(error) == "there is none\nTo fix it, run: a command"
     assert again(error).command == "a command"

@@ -128,7 +128,7 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert main(["check", "rms_norm", "--device", "cuda", "8", "8"]) == 1
-    assert capsys.readouterr().err.startswith("cuops check: --device cuda: PyTorch sees no GPU\nTo mend it, run: ")
+    assert capsys.readouterr().err.startswith("cuops check: --device cuda: PyTorch sees no GPU\nTo fix it, run: ")
 
 
 def test_a_pytorch_that_is_built_for_cpus_is_named(monkeypatch, capsys):

@@ -22,7 +22,7 @@ REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # a git h
 
 
 class VersionError(RuntimeError):
-    """The history does not tell the version; the message says how to mend it."""
+    """The history does not tell the version; the message says how to fix it."""
 
 
 def level(message: str) -> int:

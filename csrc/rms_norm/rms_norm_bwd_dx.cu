@@ -112,7 +112,7 @@ __device__ void rms_norm_bwd_dx(const RmsNormBwdParams& p) {
       Pack<Acc, kWidth> factor[kGroup];
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const bool weighted = kWeight != kNone && (!kPhased || weight);  // rows that start anywhere have no kernel without one
+        const bool weighted = kWeight != kNone && (!kPhased || weight);  // unaligned rows have no kernel without one
         if (weighted) factor[i] = unpacked(factors[i]);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) factor[i].at[j] = weighted ? factor[i].at[j] + constants.weight_offset : Acc(1);

@@ -19,7 +19,7 @@ constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors
 constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
 constexpr unsigned kWideVectors = 4, kWideThreads = 512;
 constexpr int kWideOwnBytes = 3 << 10;     // of shared memory, at most
-constexpr unsigned kMostWidePhased = 384;  // threads of a block, where rows start anywhere: longer ones are read twice
+constexpr unsigned kMostWidePhased = 384;  // threads of a block, where rows are unaligned: longer ones are read twice
 constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
 // So many rows side by side in a block of up to `threads`: fewer where the multiprocessors have fewer rows each, but at least four
@@ -134,7 +134,7 @@ Plan plan_held(const Problem& p, int device, const Hardware& hw) {
 // A row a cluster; nothing where the GPU, or the part of it that there is, has no room for one.
 std::optional<Plan> plan_wide(const Problem& p, std::int64_t vectors, int device, const Hardware& hw) {
   // Blocks that have many rows are best alone. Else several blocks a multiprocessor hide each other's sums, up to clusters of 8,
-  // or, where rows start anywhere, 16; more blocks than that where rows are few.
+  // or, where rows are unaligned, 16; more blocks than that where rows are few.
   const bool phased = p.starts != kAligned;
   const std::int64_t vectors_each = kWideVectors * 160, most = hw.largest_cluster;
   const bool leaves_room = 1024 < vectors && vectors <= 1344;  // for a third of the threads that a multiprocessor runs

@@ -142,7 +142,7 @@ WithOptions with_options(Calls calls, const Hardware& hw) {
   return {kShortOptions, kAny, kAny, kMiddleOptions, kWideOptions};
 }
 
-// Of rows that start anywhere, where two vectors a thread are enough for them: short ones, and longer ones of which there are few.
+// Of unaligned rows, where two vectors a thread are enough for them: short ones, and longer ones of which there are few.
 std::optional<LaunchShape> short_phased_shape(const Problem& problem) {
   const std::int64_t rows = problem.rows, packs = problem.packs();
   const bool few = rows <= 1024 && rows * problem.n <= 1 << 21;
@@ -329,7 +329,7 @@ RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, b
     return has_room(kernel_of(dtype, found.first), device, found.second) ? found : plan_in_shared_memory(problem, hw, 8, p);
   };
   auto [variant, shape] = in_registers ? *in_registers : in_shared_memory();
-  // Short rows that start anywhere: to give lines back would cost more than it gains, unless x is much larger than L2.
+  // Short unaligned rows: to give lines back would cost more than it gains, unless x is much larger than L2.
   const bool keeps = has_one_stride(p->x) && (!p->residual.data || has_one_stride(p->residual)) &&
                      (variant != kPhasedShort || problem.rows * problem.n * size_of(dtype) > 96 << 20);
   p->released_from = keeps ? released_from(problem.rows, problem.n * size_of(dtype), hw) : kNoRow;

@@ -1,4 +1,4 @@
-// Rows that start anywhere, in vectors of 16 bytes that do not: the first and the last may be partly the neighbours'.
+// Unaligned rows, in vectors of 16 bytes that do not: the first and the last may be partly the neighbours'.
 #pragma once
 
 #include "device/row.cuh"

@@ -10,7 +10,7 @@ namespace cuops {
 constexpr int wide_bwd_tile(int size) { return size * size * 2; }
 constexpr int wide_bwd_slots(int size) { return size == 64 ? 6 : 2; }
 constexpr int wide_bwd_bytes(int size) { return 1024 + (2 + 2 * wide_bwd_slots(size)) * wide_bwd_tile(size); }
-// The same where rows start anywhere, beside room for samples as they lie.
+// The same where rows are unaligned, beside room for samples as they lie.
 constexpr int wide_bwd_odd_slots(int size) { return size == 64 ? 6 : 1; }
 constexpr int wide_bwd_odd_room(int size) { return raw_room(size, size == 64 ? 4 : 1); }  // for each array
 constexpr int wide_bwd_odd_bytes(int size) {

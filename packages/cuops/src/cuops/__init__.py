@@ -1,6 +1,6 @@
 """CUDA operators for PyTorch and NumPy: RMSNorm, Kronecker-factored linear layers, normal samples.
 
-`cuops.nn` has them as modules, `cuops.cem` the Cross-Entropy Method on top of the samples.
+`cuops.nn` has the first two as modules, `cuops.cem` the Cross-Entropy Method on top of the samples.
 """
 
 from typing import TYPE_CHECKING

@@ -232,7 +232,7 @@ def library() -> Any:
 
 
 def reinstall(backend: Backend) -> str:
-    """The command that mends a damaged backend."""
+    """The command that repairs a damaged backend."""
     return f"pip install --force-reinstall cuops-{backend.name}"
 
 

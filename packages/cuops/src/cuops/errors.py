@@ -1,10 +1,10 @@
-"""What can be wrong with an installation. Every error carries the command that mends it, as text and as `command`."""
+"""What can be wrong with an installation. Every error carries the command that fixes it, as text and as `command`."""
 
 from __future__ import annotations
 
 
 class CuopsError(RuntimeError):
-    """Base of all errors of cuops that are not about an argument."""
+    """Base of the errors of an installation, a driver and a GPU."""
 
     command = "cuops doctor"
 
@@ -12,7 +12,7 @@ class CuopsError(RuntimeError):
         if command is not None:
             self.command = command
         self._message = message
-        super().__init__(f"{message}\nTo mend it, run: {self.command}")
+        super().__init__(f"{message}\nTo fix it, run: {self.command}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         """Copies and pickles are made as this one was."""

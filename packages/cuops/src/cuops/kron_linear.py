@@ -51,7 +51,7 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
     Raises:
         TypeError: an argument is of a kind or dtype that is not listed here, or dtypes differ.
         ValueError: there is no factor, one is not a matrix, or shapes or devices do not go together.
-        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
 
     Source: Van Loan, The ubiquitous Kronecker product, https://doi.org/10.1016/S0377-0427(00)00393-9.
     """

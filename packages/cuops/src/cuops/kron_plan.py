@@ -104,7 +104,7 @@ def kron_plan(
         TypeError: an argument is of a kind that is not listed here, or the dtype is none of these.
         ValueError: a size or `rows` is less than 1, a shape has not two sizes, there is no factor, x, y or a factor
             has 2^40 elements or more, or the device is no GPU.
-        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
     """
     name = dtype_name(dtype).removeprefix("torch.")
     if name not in DTYPES:

@@ -26,7 +26,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
         TypeError: shape is no integers, or dtype is none that NumPy has.
         ValueError: shape has a size that NumPy's arrays cannot have, or dtype is of objects.
         cuops.errors.DriverNotFoundError: there is no GPU, and so nothing that could lock memory for one.
-        cuops.errors.CuopsError: the installation or the driver fails; the message has the command that mends it.
+        cuops.errors.CuopsError: the installation or the driver fails; the message has the command that fixes it.
     """
     import numpy as np
 

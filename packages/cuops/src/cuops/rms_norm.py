@@ -119,7 +119,7 @@ def rms_norm(
         TypeError: an argument is of a kind or dtype that is not listed here, or out has another dtype than y.
         ValueError: shapes or devices do not go together, eps or weight_offset is not finite, eps is negative, out is
             read-only or shares memory between its elements, or an array on a GPU has more than 2147483647 rows.
-        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
     """
@@ -180,7 +180,7 @@ def rms_norm_(
         RuntimeError: x is a leaf that requires a gradient, as PyTorch raises it.
         ValueError: x is read-only, has fewer dimensions, has a stride that does not step over all that lies within, so
             that elements share memory, or is an inference tensor outside of inference mode; or as `rms_norm` raises it.
-        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
     if len(x.shape) < 2:

@@ -122,7 +122,7 @@ def sample_normal(
         ValueError: shapes or devices do not go together, a number is out of range, or both a seed and a generator are
             given.
         NotImplementedError: from autograd, for the second derivative of truncated samples.
-        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that mends it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
 
     Source: Box and Muller, A note on the generation of random normal deviates (1958),
     https://doi.org/10.1214/aoms/1177706645; Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011),

@@ -1,4 +1,4 @@
-"""Say what is installed, what runs where, and how to mend what is wrong.
+"""Say what is installed, what runs where, and how to fix what is wrong.
 
 Exit codes: the first of these that applies.
    0  all is well, and operators run on the GPU
@@ -81,17 +81,17 @@ class Examination:
             self.problems.append({"code": code, "what": what, "command": command})
 
     @contextmanager
-    def _noting(self, mended_by: str) -> Iterator[None]:
+    def _noting(self, fixed_by: str) -> Iterator[None]:
         """Any failure inside becomes a problem: the doctor itself never fails."""
         try:
             yield
         except errors.CuopsError as error:
             code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), BROKEN)
-            command = mended_by if error.command == errors.CuopsError.command else error.command  # this is the doctor
-            self._problem(code, str(error).partition("\nTo mend it")[0], command)
+            command = fixed_by if error.command == errors.CuopsError.command else error.command  # this is the doctor
+            self._problem(code, str(error).partition("\nTo fix it")[0], command)
         except Exception as error:
             said = str(error).strip().partition("\n")[0]
-            self._problem(BROKEN, f"{type(error).__name__}: {said}", mended_by)
+            self._problem(BROKEN, f"{type(error).__name__}: {said}", fixed_by)
 
     def _version(self, name: str) -> str | None:
         try:
@@ -218,7 +218,7 @@ def render(report: dict[str, Any]) -> str:
         rows.append(("self-test", f"{test['operator']} on {test['where']}: {'passed' if test['passed'] else 'FAILED'}"))
     lines = [f"{name:11}{text}" for name, text in rows]
     for problem in report["problems"]:
-        lines += ["", f"problem {problem['code']}: {problem['what']}", f"  to mend it, run: {problem['command']}"]
+        lines += ["", f"problem {problem['code']}: {problem['what']}", f"  to fix it, run: {problem['command']}"]
         if problem["code"] == CODES[errors.DriverNotFoundError]:
             lines += ["  where there is to be no GPU, and the CPU computes: cuops doctor --allow-no-gpu"]
     if not report["problems"]:

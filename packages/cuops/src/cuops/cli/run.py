@@ -78,9 +78,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         for parameter in operator.parameters:
             command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is; without it, none")
         for option in operator.lists:
-            command.add_argument(
-                f"--{option}", metavar="FILE", action="append", required=True, help="a file as IN is; once for each"
-            )
+            text = "a file as IN is; once for each, the first one first"
+            command.add_argument(f"--{option}", metavar="FILE", action="append", required=True, help=text)
         for number, default in operator.numbers.items():
             option, text = number.replace("_", "-"), f"{HELP.get(number, number)}, by default {default}"
             command.add_argument(f"--{option}", dest=number, type=float, default=default, help=text)
