@@ -325,12 +325,14 @@ def test_another_shape_of_one_size_is_said_to_be_so(capsys):
 
 @pytest.mark.parametrize("operator", sorted({source.stem for source in ROOT.glob("csrc/*.cu")} & set(cuops.__all__)))
 def test_every_operator_is_run_tested_measured_and_documented(operator):
-    named = {
+    tables = {
         "cli/run.py": run.OPERATORS,
         "cli/selftest.py": selftest.SELF_TESTS,
         "_bench/__init__.py": _bench.OPERATORS,
     }
-    for file, operators in named.items():
-        assert operator in operators, f"it is missing in {file}; see docs/adding-an-op.md"
-    for file in (f"benchmarks/{operator}.py", f"docs/ops/{operator}.md", f"tests/test_{operator}.py"):
-        assert (ROOT / file).exists(), file
+    files = [f"benchmarks/{operator}.py", f"docs/ops/{operator}.md", f"tests/test_{operator}.py"]
+    pages = ["README.md", "packages/cuops/README.md", "docs/index.md"]
+    missing = [f"packages/cuops/src/cuops/{table}" for table, operators in tables.items() if operator not in operators]
+    missing += [file for file in files if not (ROOT / file).exists()]
+    missing += [page for page in pages if operator not in (ROOT / page).read_text()]
+    assert not missing, "see docs/adding-an-op.md"

@@ -136,7 +136,7 @@ def test_gpu_older_than_all_images(installation: Installation, driver: Path, cap
         ("age apache_tvm_ffi-*.dist-info", f"pip install --force-reinstall '{FFI}'", "apache-tvm-ffi is 0.1.2"),
     ],
 )
-def test_damage_is_named_with_what_mends_it(damage, command, said, installation: Installation, driver: Path):
+def test_damage_is_named_with_what_fixes_it(damage, command, said, installation: Installation, driver: Path):
     how, pattern = damage.split(maxsplit=1)
     (path,) = installation.folder.glob(pattern)
     if how == "truncate":

@@ -166,7 +166,7 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
         ctx.mark_non_differentiable(h, rstd)
 
 
-def _bwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
+def _bwd_of_fwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     h, weight, rstd = ctx.saved_tensors
     dx = dweight = dbias = None
     _, _, needs_dweight, needs_dbias, *_ = ctx.needs_input_grad
@@ -210,7 +210,7 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     return *_higher_derivatives.through(formula, ctx.saved_tensors, grads), None, None, None, None
 
 
-torch.library.register_autograd("cuops::rms_norm_fwd", _bwd, setup_context=_save_for_bwd, lib=library)
+torch.library.register_autograd("cuops::rms_norm_fwd", _bwd_of_fwd, setup_context=_save_for_bwd, lib=library)
 torch.library.register_autograd("cuops::rms_norm_bwd", _second, setup_context=_save_for_second, lib=library)
 
 

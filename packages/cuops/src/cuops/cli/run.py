@@ -52,7 +52,7 @@ class RowOperator:
     def numbers(self) -> dict[str, float]:
         """The names and defaults of the options, from the function's signature."""
         signature = inspect.signature(self.function)
-        return {name: p.default for name, p in signature.parameters.items() if isinstance(p.default, float)}
+        return {name: p.default for name, p in signature.parameters.items() if p.annotation == "float"}
 
 
 OPERATORS: dict[str, RowOperator | ModuleType] = {
