@@ -14,17 +14,13 @@ namespace cuops {
 namespace {
 
 Kernel& select_kernel(DType dtype) {
-  static Kernel kernels[] = {{"elite_moments", "elite_select_f64"}, {"elite_moments", "elite_select_f32"}};
-  return kernels[dtype == kFloat64 ? 0 : 1];
+  static const KernelTable table("elite_select_", {{"elite_moments", {""}}});
+  return table.at(accumulator_of(dtype), 0);
 }
 
 Kernel& moments_kernel(DType dtype, bool aligned) {
-  static Kernel any[] = {{"elite_moments", "elite_moments_f64_unaligned"}, {"elite_moments", "elite_moments_f32_unaligned"}};
-  static Kernel vectors[] = {{"elite_moments", "elite_moments_f64_aligned"},
-                             {"elite_moments", "elite_moments_f32_aligned"},
-                             {"elite_moments", "elite_moments_f16_aligned"},
-                             {"elite_moments", "elite_moments_bf16_aligned"}};
-  return aligned ? vectors[dtype] : any[dtype == kFloat64 ? 0 : 1];
+  static const KernelTable table("elite_moments_", {{"elite_moments", {"_aligned", "_unaligned"}}});
+  return aligned ? table.at(dtype, 0) : table.at(accumulator_of(dtype), 1);
 }
 
 // A contiguous array of this shape, on the population's device.

@@ -9,7 +9,6 @@
 #include "host/plan_cache.h"
 #include "host/tensor.h"
 #include "kron_linear/kron_factors.h"
-#include "kron_linear/kron_linear_fwd.h"
 #include "kron_linear/kron_linear_launch.h"
 
 namespace cuops {

@@ -1,5 +1,5 @@
-// RMSNorm on the device: y = x / sqrt(mean(x^2) + eps) * weight over rows of n elements. Here are the kernels whose rows stay in
-// registers; rms_norm_any.cu has those for all others.
+// RMSNorm on the device: y = x / sqrt(mean(x^2) + eps) * weight over rows of n elements. Here are kernels of common calls, whose
+// rows stay in registers; other calls and rows have those beside it, and rms_norm_any.cu those for any.
 #include "rms_norm.h"
 
 #include "device/overlap.cuh"

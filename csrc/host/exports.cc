@@ -11,7 +11,7 @@
 namespace cuops {
 namespace {
 
-// One line an image: operator, "sm" or "ptx", compute capability, bytes.
+// One line an image: source, "sm" or "ptx", compute capability, bytes.
 tvm::ffi::String describe_images() {
   std::string text;
   for (const Image& image : images()) {

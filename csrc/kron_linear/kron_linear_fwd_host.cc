@@ -6,7 +6,7 @@
 #include "host/error.h"
 #include "host/staging.h"
 #include "host/tensor.h"
-#include "kron_linear_fwd.h"
+#include "kron_linear_launch.h"
 
 namespace cuops {
 namespace {

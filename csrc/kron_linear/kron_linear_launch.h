@@ -21,4 +21,9 @@ struct KronCall {
 // The caller holds a ContextGuard of the device.
 void launch_group(const KronGroup& group, const KronCall& call, int device, CUstream stream);
 
+// y = x kron(factors)^T + bias along the leading part of the last dimension, whose trailing part has `inner` elements; arrays on
+// one GPU. The factors must be a group of the plan.
+void kron_linear_fwd(TensorView y, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t inner, OptionalTensor bias,
+                     bool allow_tf32);
+
 }  // namespace cuops

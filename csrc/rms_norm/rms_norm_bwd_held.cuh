@@ -270,7 +270,7 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx.at[j] += other.at[j];
       }
-      auto store_as = [&](auto* to) {
+      auto store_dx = [&](auto* to) {
         using U = typename Pointee<decltype(to)>::type;
         const auto rounded = convert<U>(dx);
         if (!is_shared(i)) {
@@ -282,8 +282,8 @@ __device__ void rms_norm_bwd_held(const RmsNormBwdParams& p) {
           }
         }
       };
-      store_as(reinterpret_cast<T*>(dx_at + i * step));
-      if (kMixed && p.rounded_dx.data) store_as(reinterpret_cast<Dy*>(windows.template of<Dy>(p.rounded_dx, row) + at));
+      store_dx(reinterpret_cast<T*>(dx_at + i * step));
+      if (kMixed && p.rounded_dx.data) store_dx(reinterpret_cast<Dy*>(windows.template of<Dy>(p.rounded_dx, row) + at));
     }
     next_row(dx_at, p.dx);
     if (!kPhased && active && row >= p.released_from) {

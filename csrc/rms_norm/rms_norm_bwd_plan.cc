@@ -274,7 +274,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
 }
 
 std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int device) {
-  const Hardware& hw = hardware("rms_norm_bwd_any", device);
+  const Hardware& hw = hardware("rms_norm_bwd_any", device);  // the source that every GPU has code of
   const std::int64_t vectors = vectors_of(p), clusters = hw.largest_cluster;
   const std::int64_t most_wide = kWideVectors * (p.starts == kAligned ? kWideThreads : kMostWidePhased) * clusters;
   const bool few_enough = p.rows < 1 << 30 && (p.starts == kAligned || (p.starts == kTogether && hw.capability == 90));

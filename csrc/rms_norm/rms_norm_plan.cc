@@ -80,10 +80,7 @@ Problem problem_of(const RmsNormFwdParams& p, DType dtype) {
   return problem;
 }
 
-unsigned power_of_two_from(std::int64_t least, unsigned from) {
-  while (from < least) from *= 2;
-  return from;
-}
+unsigned power_of_two_from(std::int64_t least) { return 1u << log_from(least); }
 
 // For wide rows, 8 vectors a thread: clusters that stay until all rows are done, and how many the GPU runs at once. That may be
 // none, of a part of a GPU.
@@ -265,7 +262,7 @@ Planned plan_in_shared_memory(const Problem& problem, const Hardware& hw, unsign
   const bool is_long = problem.calls == kCommon && problem.alike && hw.tuned && problem.dtype != kFloat64;
   const Variant variant = is_long ? kLong : problem.aligned ? kVectors : kAny;
   const std::int64_t items = variant == kAny ? problem.n : problem.packs();
-  unsigned cluster = std::min(power_of_two_from((items + 4607) / 4608, 1), largest_cluster);
+  unsigned cluster = std::min(power_of_two_from(ceil_div(items, 4608)), largest_cluster);
   // A few rows have several multiprocessors each, and very few all of their shared memory: of clusters with one block a
   // multiprocessor, the GPU runs few at once.
   while (is_long && cluster < largest_cluster && items > 1024 * cluster && 2 * problem.rows * cluster <= hw.multiprocessors)
@@ -286,11 +283,11 @@ Planned plan_in_shared_memory(const Problem& problem, const Hardware& hw, unsign
 LaunchShape resident_shape(std::int64_t rows, std::int64_t packs, unsigned resident, unsigned most) {
   const unsigned blocks = static_cast<unsigned>(rows);
   if (packs <= 32 * resident) {  // parts of warps
-    const unsigned lanes = power_of_two_from((packs + resident - 1) / resident, 1);
+    const unsigned lanes = power_of_two_from(ceil_div(packs, resident));
     const unsigned side_by_side = 128 / lanes;
     return {(blocks + side_by_side - 1) / side_by_side, lanes, side_by_side};
   }
-  const unsigned cluster = power_of_two_from((packs + most * resident - 1) / (most * resident), 1);
+  const unsigned cluster = power_of_two_from(ceil_div(packs, most * resident));
   return {blocks * cluster, threads_for(packs, resident * cluster), 1, cluster};
 }
 
@@ -316,7 +313,7 @@ long long released_from(std::int64_t rows, std::int64_t row_bytes, const Hardwar
 
 RmsNormFwdPlan plan_rms_norm_fwd(RmsNormFwdParams* p, DType dtype, int device, bool may_allocate) {
   const Problem problem = problem_of(*p, dtype);
-  const Hardware& hw = hardware("rms_norm_any", device);
+  const Hardware& hw = hardware("rms_norm_any", device);  // the source that every GPU has code of
   if (may_allocate) {
     if (const auto shape = plan_in_parts(problem, hw)) {
       p->parts = shape->blocks / problem.rows;

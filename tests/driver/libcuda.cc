@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define __CUDACC__  // what the host and the kernels share, and no more
 #include "rms_norm.h"
 
 #define DRIVER(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)

@@ -42,10 +42,7 @@ Columns share_out(const char* x, DType dtype, std::int64_t n, std::int64_t rows,
 
 void launch_sum(const Columns& columns, const char* x, DType dtype, char* y, DType to, std::int64_t n, std::int64_t rows,
                 int device, CUstream stream) {
-  static Kernel kernels[][2] = {{{"kron_linear_sum", "kron_sum_f64"}, {"kron_linear_sum", "kron_sum_f64_wide"}},
-                                {{"kron_linear_sum", "kron_sum_f32"}, {"kron_linear_sum", "kron_sum_f32_wide"}},
-                                {{"kron_linear_sum", "kron_sum_f16"}, {"kron_linear_sum", "kron_sum_f16_wide"}},
-                                {{"kron_linear_sum", "kron_sum_bf16"}, {"kron_linear_sum", "kron_sum_bf16_wide"}}};
+  static const KernelTable table("kron_sum_", {{"kron_linear_sum", {"", "_wide"}}});
   if (columns.blocks * columns.parts > INT32_MAX) raise("ValueError", "x: too large for one launch");
   const std::int64_t rows_of_part = ceil_div(rows, columns.parts);
   int threads = 1 << columns.log;
@@ -53,7 +50,7 @@ void launch_sum(const Columns& columns, const char* x, DType dtype, char* y, DTy
   KronSumParams p{x, y, n, rows, rows_of_part, static_cast<int>(columns.blocks), columns.log, to};
   LaunchShape shape{static_cast<unsigned>(columns.blocks * columns.parts), static_cast<unsigned>(threads)};
   shape.overlaps = true;
-  launch(kernels[dtype][columns.are_wide], device, stream, shape, &p);
+  launch(table.at(dtype, columns.are_wide), device, stream, shape, &p);
 }
 
 // y = the sum over the first dimension of x (rows, ...), both without gaps.

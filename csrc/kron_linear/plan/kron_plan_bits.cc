@@ -49,12 +49,9 @@ KronGroup plan_bits(const KronProblem& problem, const KronDevice& device) {
   const std::int64_t elements = problem.rows << p.log_sample, tiles = ceil_div(elements, 1024);
   const bool twos = p.elements == 4 * group.count, is_double = problem.dtype == kFloat64;
   p.dtype = problem.dtype;
-  static Kernel bits_kernels[] = {{"kron_linear_bits", "kron_bits_f64"}, {"kron_linear_bits", "kron_bits_f32"}};
-  static Kernel twos_kernels[] = {{"kron_linear_twos", "kron_twos_f64"},
-                                  {"kron_linear_twos", "kron_twos_f32"},
-                                  {"kron_linear_twos", "kron_twos_f16"},
-                                  {"kron_linear_twos", "kron_twos_bf16"}};
-  group.kernel = twos ? &twos_kernels[problem.dtype] : &bits_kernels[!is_double];
+  static const KernelTable of_bits("kron_bits_", {{"kron_linear_bits", {""}}});
+  static const KernelTable of_twos("kron_twos_", {{"kron_linear_twos", {""}}});
+  group.kernel = twos ? &of_twos.at(problem.dtype, 0) : &of_bits.at(is_double ? kFloat64 : kFloat32, 0);
   group.samples = 1024 >> p.log_sample;
   // A few tiles have a multiprocessor each.
   const std::int64_t warps = std::max<std::int64_t>(1, std::min<std::int64_t>(tiles / device.multiprocessors, kBitsWarps));

@@ -126,11 +126,8 @@ KronDots dots_of_dw(const KronProductProblem& p, void* dw, const KronProductArra
 }
 
 Kernel& dots_kernel(DType dtype) {
-  static Kernel kernels[] = {{"kron_linear_dots", "kron_dots_f64"},
-                             {"kron_linear_dots", "kron_dots_f32"},
-                             {"kron_linear_dots", "kron_dots_f16"},
-                             {"kron_linear_dots", "kron_dots_bf16"}};
-  return kernels[dtype];
+  static const KernelTable table("kron_dots_", {{"kron_linear_dots", {""}}});
+  return table.at(dtype, 0);
 }
 
 KronTermsParams terms_of(KronTermsParams p, const KronProductArray& y, const KronProductArray& x, const KronFactor* factors) {

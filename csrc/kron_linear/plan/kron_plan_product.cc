@@ -159,11 +159,8 @@ void set_tiles(KronProduct* product, int splits) {
 }
 
 Kernel& product_kernel(DType dtype) {
-  static Kernel kernels[] = {{"kron_linear_product", "kron_product_f64"},
-                             {"kron_linear_product", "kron_product_f32"},
-                             {"kron_linear_product", "kron_product_f16"},
-                             {"kron_linear_product", "kron_product_bf16"}};
-  return kernels[dtype];
+  static const KernelTable table("kron_product_", {{"kron_linear_product", {""}}});
+  return table.at(dtype, 0);
 }
 
 KronGroup plan_product(const KronProblem& problem, const KronDevice& device) {

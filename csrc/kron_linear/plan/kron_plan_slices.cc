@@ -83,11 +83,8 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, bool of
   p.state[1] = static_cast<int>(p.state[0] + round_up(state[0], 4));
   const std::int64_t bytes = (p.state[1] + state[1]) * (problem.dtype == kFloat64 ? 8 : 4);
   if (bytes > device.shared_bytes) return group;
-  static Kernel kernels[][2] = {{{"kron_linear_slices", "kron_slices_f64_1"}, {"kron_linear_slices", "kron_slices_f64_4"}},
-                                {{"kron_linear_slices", "kron_slices_f32_1"}, {"kron_linear_slices", "kron_slices_f32_4"}},
-                                {{"kron_linear_slices", "kron_slices_f16_1"}, {"kron_linear_slices", "kron_slices_f16_4"}},
-                                {{"kron_linear_slices", "kron_slices_bf16_1"}, {"kron_linear_slices", "kron_slices_bf16_4"}}};
-  group.kernel = &kernels[problem.dtype][together > 1];
+  static const KernelTable table("kron_slices_", {{"kron_linear_slices", {"_1", "_4"}}});
+  group.kernel = &table.at(problem.dtype, together > 1);
   group.slices = p.slices;
   group.shape = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 1, 1, static_cast<unsigned>(bytes)};
   set_costs(problem, &group);

@@ -126,11 +126,8 @@ SlicesPlan evaluate(DType dtype, std::int64_t rows, const std::vector<KronSize>&
 }
 
 Kernel& slices_kernel(DType dtype) {
-  static Kernel kernels[] = {{"kron_linear_slices_bwd", "kron_slices_bwd_f64"},
-                             {"kron_linear_slices_bwd", "kron_slices_bwd_f32"},
-                             {"kron_linear_slices_bwd", "kron_slices_bwd_f16"},
-                             {"kron_linear_slices_bwd", "kron_slices_bwd_bf16"}};
-  return kernels[dtype];
+  static const KernelTable table("kron_slices_bwd_", {{"kron_linear_slices_bwd", {""}}});
+  return table.at(dtype, 0);
 }
 
 // Plans are made once for each problem on each device.
