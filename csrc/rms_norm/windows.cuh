@@ -1,4 +1,4 @@
-// Unaligned rows, in vectors of 16 bytes that do not: the first and the last may be partly the neighbours'.
+// Unaligned rows, in aligned vectors of 16 bytes: the first and the last may be partly the neighbours'.
 #pragma once
 
 #include "device/row.cuh"
