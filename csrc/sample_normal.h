@@ -11,7 +11,7 @@ constexpr int kReplaysParts = 32, kReplaysApart = 8;
 constexpr int kSampleThreads = 128;      // of a block
 constexpr int kMostBlocks = 0x7fffffff;  // of a launch
 constexpr int kGradientBlocks = 5;       // of the gradient along rows that a multiprocessor runs at a time
-constexpr int kSumThreads = 512;         // of a block of the sums of its chunks
+constexpr int kChunkSumThreads = 512;    // of a block of the sums of its chunks
 constexpr int kTileThreads = 256;        // of a block of sample_tiles
 constexpr int kSharedThreads = 128;      // of a block of sample_shared
 constexpr int kSharedNoiseRows = 1024;   // that it has at most
@@ -61,5 +61,6 @@ struct SampleSumParams {
   unsigned rows;  // threads that share a sum, a power of two
   DType dmu_dtype, dsigma_dtype;
 };
+static_assert(sizeof(SampleSumParams) == 48, "host and device must agree on the layout");
 
 }  // namespace cuops

@@ -16,11 +16,12 @@ Kernel& kernel_for(DType dtype, Variant variant) {
 
 std::int64_t tiles_of(std::int64_t dim) { return ceil_div(dim, std::int64_t{4}); }
 
-// Four columns a thread, unless that leaves too many without a number, and where the host knows the seed.
+// Four columns a thread, unless that leaves too many without a number, and where the host knows the seed. Numbers of a thread's
+// columns have their upper 32 bits in common.
 Variant variant_for(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
   if (p.along_columns) return kColumns;
-  const bool full = 16 * tiles_of(p.dim) <= 5 * p.dim;
-  return full && hw.tuned >= 80 && dtype != kFloat64 && p.state == nullptr && !p.antithetic ? kRows4 : kRows1;
+  const bool full = 16 * tiles_of(p.dim) <= 5 * p.dim, alike = p.dim % 4 == 0 || p.columns <= std::int64_t{1} << 32;
+  return full && alike && hw.tuned >= 80 && dtype != kFloat64 && p.state == nullptr && !p.antithetic ? kRows4 : kRows1;
 }
 
 // Threads for a chunk along rows.
@@ -83,9 +84,10 @@ void launch_partial(SampleNormalParams& p, DType dtype, std::int64_t chunks, int
 
 void launch_sums(SampleSumParams& p, DType sums, int device, CUstream stream) {
   static const KernelTable table("sample_normal_bwd_", {{"sample_normal_bwd", {"_sum"}}});
+  const unsigned most = p.columns <= 32 ? kChunkSumThreads : 64;  // of few columns, blocks for each
   p.rows = 1;
-  while (p.rows < 64 && 4 * p.rows < p.chunks) p.rows *= 2;
-  LaunchShape shape{sample_blocks(2 * p.columns * p.rows, kSumThreads), kSumThreads};
+  while (p.rows < most && 4 * p.rows < p.chunks) p.rows *= 2;
+  LaunchShape shape{sample_blocks(2 * p.columns * p.rows, kChunkSumThreads), kChunkSumThreads};
   shape.overlaps = true;
   launch(table.at(sums, 0), device, stream, shape, &p);
 }
@@ -109,6 +111,7 @@ void sample_normal_bwd(TensorView dmu, TensorView dsigma, TensorView partial, Te
   if (chunks < 1 || partial.numel() != chunks * 2 * p.columns || !partial.is_contiguous() || dtype_of(partial, "partial") != sums)
     raise("ValueError", "partial: expected a contiguous array (chunks, 2, columns) in the dtype of the sums");
   expect_device(partial, "partial", on);
+  if (p.columns == 0) return;
   SampleSumParams all{};
   all.dmu = gradient_of(dmu, "dmu", p.columns, on, &all.dmu_dtype);
   all.dsigma = gradient_of(dsigma, "dsigma", p.columns, on, &all.dsigma_dtype);

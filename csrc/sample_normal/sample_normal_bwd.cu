@@ -135,8 +135,8 @@ __device__ void sum_columns(const SampleNormalParams& p) {
 // The sums of all chunks: p.rows threads for each, side by side with those of other columns.
 template <class Acc>
 __device__ void sum_chunks(const SampleSumParams& p) {
-  __shared__ Acc sums[kSumThreads];
-  const unsigned width = kSumThreads / p.rows, row = threadIdx.x / width;
+  __shared__ Acc sums[kChunkSumThreads];
+  const unsigned width = kChunkSumThreads / p.rows, row = threadIdx.x / width;
   const long long column = static_cast<long long>(blockIdx.x) * width + threadIdx.x % width, both = 2 * p.columns;
   Acc sum = 0;
   wait_for_previous(false);
@@ -164,14 +164,14 @@ __device__ void sum_chunks(const SampleSumParams& p) {
   extern "C" __global__ void __launch_bounds__(kSampleThreads, blocks) sample_normal_bwd_##name(cuops::SampleNormalParams p) { \
     cuops::__VA_ARGS__(p);                                                                                                     \
   }
-#define CUOPS_SUM(T, name)                                                                                             \
-  extern "C" __global__ void __launch_bounds__(kSumThreads) sample_normal_bwd_##name##_sum(cuops::SampleSumParams p) { \
-    cuops::sum_chunks<T>(p);                                                                                           \
+#define CUOPS_SUM(T, name)                                                                                                  \
+  extern "C" __global__ void __launch_bounds__(kChunkSumThreads) sample_normal_bwd_##name##_sum(cuops::SampleSumParams p) { \
+    cuops::sum_chunks<T>(p);                                                                                                \
   }
 using cuops::HostKey;
+using cuops::kChunkSumThreads;
 using cuops::kGradientBlocks;
 using cuops::kSampleThreads;
-using cuops::kSumThreads;
 using cuops::SeedKey;
 
 // For any call.
