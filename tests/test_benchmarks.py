@@ -2,15 +2,16 @@
 
 import argparse
 import json
+import math
 import re
 import subprocess
 from importlib import metadata
 
 import pytest
 import torch
-from cuops._bench import report
+from cuops._bench import report, sample_normal
 from cuops._bench import rms_norm as operator
-from cuops._bench.case import TOLERANCE, Case, available, compared, measure
+from cuops._bench.case import TOLERANCE, Case, available, compared, largest_error, measure
 from cuops._bench.timing import CpuTimer
 
 from benchmarks import __main__ as benchmarks
@@ -115,7 +116,9 @@ def test_a_wrong_implementation_is_not_timed():
 
 
 @pytest.mark.parametrize(
-    ("times", "medians"), [([9, 10, 30, 11, 8, 12], (9, 11)), ([1, 10], (1, 10))], ids=["close", "far apart"]
+    ("times", "medians"),
+    [([9, 10, 30, 11, 8, 12], (9, 11)), ([1, 10], (1, 10)), ([9, 30, 3], (9, 30, 3))],
+    ids=["close", "far apart", "three"],
 )
 def test_where_two_are_close_the_median_of_several_rounds_counts(times, medians):
     class Clock(CpuTimer):
@@ -125,11 +128,21 @@ def test_where_two_are_close_the_median_of_several_rounds_counts(times, medians)
     left, clock = list(times), Clock()
     clock.rounds = 3
     clock.copy = lambda traffic, calls=1: 0.5
-    functions = dict(zip(("cuops", "torch"), [available("rms_norm", "cpu")["torch"]] * 2, strict=True))
+    names = ("cuops", "slow", "torch") if len(medians) == 3 else ("cuops", "torch")
+    functions = dict.fromkeys(names, available("rms_norm", "cpu")["torch"])
     record = measure(Case("rms_norm", "forward", (4, 48), torch.float32), functions, clock, "cpu")
-    assert tuple(record["results"][name]["us"] for name in ("cuops", "torch")) == medians
-    assert record["to_best_peer"] == medians[0] / medians[1]
+    assert tuple(record["results"][name]["us"] for name in names) == medians
+    assert (record["best_peer"], record["to_best_peer"]) == ("torch", medians[0] / medians[-1])
     assert not left
+
+
+def test_what_is_not_finite_is_infinitely_wrong():
+    assert largest_error(torch.tensor([1.0, math.nan]), torch.ones(2).double()) == math.inf
+
+
+def test_pytorch_shares_its_noise_where_that_is_measured():
+    x = sample_normal.IMPLEMENTATIONS["torch"]()(torch.zeros(5), torch.ones(5), 4, True, None)
+    assert (x == x[:, :1]).all()
 
 
 def test_a_failing_peer_leaves_the_others_measured():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import cuops.cem as cem
 import numpy as np
 import pytest
 import torch
+from cem_problems import sphere, told
 
 
 @pytest.mark.parametrize("mu", [np.zeros((3, 2), "float32"), torch.zeros(3, 2)], ids=["numpy", "torch"])
@@ -100,3 +102,28 @@ def test_scores_of_8_bits_are_numbers():
         method.tell(method.ask().sum(-1).to(torch.float8_e4m3fn).to(dtype))
         found.append(method.mu)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("mu", "make"), [(np.zeros(3), np.random.default_rng), (torch.zeros(3), lambda n: torch.Generator().manual_seed(n))]
+)
+def test_a_generator_reproduces_and_is_advanced(mu, make):
+    generator = make(5)
+    first, second, again = (
+        cem.CrossEntropyMethod(mu, 1.0, 20, generator=g).ask() for g in (generator, generator, make(5))
+    )
+    assert (first == again).all()
+    assert not (first == second).any()
+
+
+def test_the_arrays_given_stay_as_they_are(array):
+    mu, sigma = array([1.0, 2.0]), array([3.0, 4.0])
+    told(cem.CrossEntropyMethod(mu, sigma, 20, seed=1), sphere, 1)
+    assert (mu.tolist(), sigma.tolist()) == ([1.0, 2.0], [3.0, 4.0])
+
+
+def test_elites_that_are_missing_are_marked(array):
+    method = cem.CrossEntropyMethod(array([0.0]), 1.0, 4, elites=3, seed=1)
+    method.ask()
+    method.tell(array([math.nan, 1.0, math.inf, math.nan]))
+    assert method.elites.tolist() == [1, -1, -1]

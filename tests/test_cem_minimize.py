@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from fractions import Fraction
 
@@ -22,6 +23,19 @@ def hill(x):
 
 def test_a_target_that_is_met_exactly_stops():
     assert minimize(flat, np.zeros(2), 1.0, steps=5, callbacks=EarlyStopping(target=0.0, every=1)).steps == 1
+
+
+def test_a_sigma_that_is_met_exactly_stops():
+    rest = EarlyStopping(sigma=0.5, every=1)
+    assert minimize(flat, np.zeros(2), 1.0, steps=5, sigma_floor=0.5, sigma_ceiling=0.5, callbacks=rest).steps == 1
+
+
+def test_no_steps_are_no_evaluations():
+    assert minimize(flat, np.zeros(2), 1.0, steps=0).evaluations == 0
+
+
+def test_both_take_the_same_arguments():
+    assert inspect.signature(minimize) == inspect.signature(maximize)
 
 
 def test_a_target_is_met_by_all_problems():
@@ -155,9 +169,10 @@ def test_a_result_stays_when_its_method_goes_on():
 
 def test_a_plot_shows_how_far_a_maximum_is_from_the_offset(monkeypatch):
     monkeypatch.setitem(mpl.rcParams, "backend", "Agg")
-    lines = maximize(hill, np.ones(3), 1.0, 20, steps=3, seed=1).history.plot(offset=0.0).axes[0].lines
-    assert lines
-    assert all((np.asarray(line.get_ydata()) > 0).all() for line in lines)
+    scores, _ = maximize(hill, np.ones(3), 1.0, 20, steps=3, seed=1).history.plot(offset=0.0).axes
+    assert scores.lines
+    assert all((np.asarray(line.get_ydata()) > 0).all() for line in scores.lines)
+    assert scores.get_yscale() == "log"
 
 
 @pytest.mark.parametrize("search", [minimize, maximize])

@@ -161,6 +161,12 @@ WRONG = {
         ZERO, 1.0, 10, covariance=np.eye(3)
     ),
     "smoothing: expected numbers over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, smoothing=(1.0, 0.0)),
+    "smoothing: expected numbers over 0 and at most 1, got 1.5": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, smoothing=1.5
+    ),
+    "color: expected a finite number of at least 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, color=-1.0),
+    "sigma_ceiling: expected a number, got str": lambda: CrossEntropyMethod(ZERO, 1.0, 10, sigma_ceiling="1"),
+    "dtype: expected float64, float32, float16 or, with": lambda: CrossEntropyMethod(ZERO, 1.0, 10, dtype="int64"),
     "smoothing: expected a number or a pair": lambda: CrossEntropyMethod(ZERO, 1.0, 10, smoothing=(1.0, 0.5, 0.5)),
     "sigma_floor: expected a finite number of at least 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, sigma_floor=-1.0),
     "sigma_ceiling: expected at least sigma_floor": lambda: CrossEntropyMethod(

@@ -47,6 +47,7 @@ def test_check_compares_forward_and_gradients_of_every_implementation(capsys, le
     for name in ("cuops", "torch"):
         agreeing = [line[1] for line in lines if line[:1] == [name] and line[-1] == "agrees"]
         assert agreeing == ["y", "y", "h", "dx", "dweight"]
+    assert all(float(line[3]) < 0.05 for line in lines if line[:1] == ["cuops"])
     norms = {line[1]: float(line[2]) for line in lines if line[:1] == ["reference"]}
     for line in lines:
         if line[:2] == ["cuops", "dweight"]:
@@ -96,7 +97,8 @@ def test_check_draws_the_inputs_of_its_seed(capsys):
     assert norms("--seed=-1") == norms("--seed=-1") != norms()
 
 
-def test_check_compiles_for_every_shape(monkeypatch):
+@pytest.mark.parametrize("command", [["check"], ["bench", "--quick"]], ids=" ".join)
+def test_each_shape_is_compiled(command, monkeypatch):
     counter = CompileCounter()
     monkeypatch.setitem(
         rms_norm.IMPLEMENTATIONS,
@@ -105,7 +107,7 @@ def test_check_compiles_for_every_shape(monkeypatch):
     )
     shapes = [f"2x{n}" for n in range(4, 14)]
     also = ["--also", *shapes[:7], "--also", *shapes[7:]]
-    assert main(["check", "rms_norm", "--device", "cpu", *also, "--", "2", "64"]) == 0
+    assert main([command[0], "rms_norm", *command[1:], "--device", "cpu", *also, "--", "2", "64"]) == 0
     assert counter.frame_count == len(rms_norm.KINDS) * (len(shapes) + 1)
 
 
@@ -164,11 +166,19 @@ def test_what_is_not_understood_is_answered_with_the_usage_of_its_command(comman
     assert f"unrecognized arguments: {arguments[-1]}" in said
 
 
-def test_files_of_factors_are_required(capsys):
+@pytest.mark.parametrize(("operator", "option"), [("kron", "--factor"), ("sample_normal", "--num-samples")])
+def test_some_options_are_required(operator, option, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["run", "kron", "x.npy", "y.npy"])
+        main(["run", operator, "x.npy", "y.npy"])
     assert stopped.value.code == 2
-    assert "the following arguments are required: --factor" in capsys.readouterr().err
+    assert f"the following arguments are required: {option}" in capsys.readouterr().err
+
+
+def test_an_operator_that_there_is_not_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "layer_norm", "4", "64"])
+    assert stopped.value.code == 2
+    assert "argument operator: invalid choice: 'layer_norm'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "shape"), [("--also", ["4", "64", "--also", "3xa"]), ("shape", ["3xa"])])

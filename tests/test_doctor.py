@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from cuops import _backend, _driver, errors
-from cuops.cli import doctor, main
+from cuops.cli import doctor, main, selftest
+from installation import Installation
 
 H200 = _driver.Gpu(0, "NVIDIA H200", (9, 0), 150 << 30)
 
@@ -286,3 +287,32 @@ def test_an_interrupt_ends_in_a_line(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "main", interrupt)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "cuops doctor: interrupted\n"
+
+
+@pytest.mark.parametrize("operator", selftest.SELF_TESTS)
+def test_self_tests_pass_on_the_cpu(operator):
+    assert max(selftest.SELF_TESTS[operator](None).values()) <= selftest.LIMIT
+
+
+@pytest.mark.parametrize(
+    ("capability", "code"),
+    [((8, 9), "machine code for 8.9"), ((9, 0), "PTX for 9.0, which the driver compiles on first use"), ((7, 5), None)],
+)
+def test_the_newest_code_for_a_gpu_is_what_runs(capability, code):
+    assert _backend._code((80, 86, 89), 90, capability) == code
+
+
+DOCTOR = "from cuops.cli import main; raise SystemExit(main({}))"
+
+
+def test_the_text_without_torch_and_a_gpu(installation: Installation):
+    done = installation.run(DOCTOR.format(["doctor", "--allow-no-gpu"]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip()]
+    for line in (["torch", "none"], ["driver", "none"], ["choice", "none: operators run on the CPU"]):
+        assert line in lines
+    assert done.stdout.endswith("\n\nAll is well, without a GPU.\n")
+
+
+def test_the_text_has_the_code_that_each_gpu_runs(installation: Installation, driver: Path):
+    assert ", runs machine code for " in installation.run(DOCTOR.format(["doctor"]), LIBRARIES=driver).stdout

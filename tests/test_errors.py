@@ -86,7 +86,7 @@ def test_a_forced_backend_that_does_not_exist_is_named(installation: Installatio
 def test_a_missing_driver_is_named(installation: Installation):
     kind, message, command = provoke(installation)
     assert kind == "DriverNotFoundError"
-    assert "libcuda.so.1" in message
+    assert "there is no NVIDIA driver: libcuda.so.1" in message
     assert command.startswith("nvidia-smi")
 
 
@@ -95,10 +95,11 @@ def test_driver_without_a_gpu(installation: Installation, driver: Path, failure:
     assert provoke(installation, LIBRARIES=driver, STAND_IN_FAIL=failure)[0] == "DriverNotFoundError"
 
 
-def test_driver_too_old_for_the_backend_installed(installation: Installation, driver: Path):
-    kind, message, command = provoke(installation, LIBRARIES=driver, STAND_IN_VERSION=11040)
+@pytest.mark.parametrize("minor", [0, 4])
+def test_driver_too_old_for_the_backend_installed(installation: Installation, driver: Path, minor: int):
+    kind, message, command = provoke(installation, LIBRARIES=driver, STAND_IN_VERSION=11000 + 10 * minor)
     assert (kind, command) == ("DriverTooOldError", "pip install cuops-cu118")
-    assert "knows CUDA 11.4; cuops-cu121 needs CUDA 12.0 (driver 525.60.13 or newer)" in message
+    assert f"knows CUDA 11.{minor}; cuops-cu121 needs CUDA 12.0 (driver 525.60.13 or newer)" in message
 
 
 def test_driver_too_old_for_every_backend(installation: Installation, driver: Path):
@@ -128,6 +129,8 @@ def test_gpu_older_than_all_images(installation: Installation, driver: Path, cap
     ("damage", "command", "said"),
     [
         ("truncate cuops_cu121/libcuops.so", "pip install --force-reinstall cuops-cu121", "has 4096 bytes"),
+        ("remove cuops_cu121/libcuops.so", "pip install --force-reinstall cuops-cu121", "libcuops.so is missing"),
+        ("blank cuops_cu121/libcuops.so", "pip install --force-reinstall cuops-cu121", "libcuops.so does not load"),
         ("empty cuops_cu121/__init__.py", "pip install --force-reinstall cuops-cu121", "cuops-cu121 does not import"),
         ("remove cuops-*.dist-info", "pip install --force-reinstall cuops", "cuops has no metadata"),
         ("empty cuops-*.dist-info/METADATA", "pip install --force-reinstall cuops", "cuops has no metadata"),
@@ -141,6 +144,8 @@ def test_damage_is_named_with_what_fixes_it(damage, command, said, installation:
     (path,) = installation.folder.glob(pattern)
     if how == "truncate":
         os.truncate(path, 4096)
+    elif how == "blank":
+        path.write_bytes(bytes(path.stat().st_size))
     elif how == "empty":
         path.write_text("")
     elif how == "age":

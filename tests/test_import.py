@@ -106,3 +106,8 @@ def test_a_torch_that_fails_in_any_way_is_reported_and_not_fatal(tmp_path: Path,
     (installation.folder / "torch.py").write_text("raise RuntimeError('half of it')")
     done = installation.run("import cuops; from cuops import _torch; print(_torch.torch, _torch.failure)")
     assert done.stdout == "None RuntimeError('half of it')\n", done.stderr
+
+
+def test_the_library_leaves_the_name_of_torch_alone(installation: Installation, driver: Path):
+    code = "import sys; from cuops import _backend; _backend.library(); print('torch' in sys.modules)"
+    assert installation.output(code, LIBRARIES=driver) == "False"

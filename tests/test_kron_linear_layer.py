@@ -316,3 +316,9 @@ def test_a_bias_is_registered_later_as_with_pytorch():
         layer.register_parameter("bias", torch.nn.Parameter(torch.ones(4)))
         assert "bias" in layer.state_dict()
         assert torch.equal(layer(torch.zeros(1, 4)), torch.ones(1, 4))
+
+
+def test_a_negative_weight_may_be_of_any_size():
+    linear = torch.nn.Linear(4, 4, dtype=torch.float64)
+    linear.weight.data = -1e200 * torch.eye(4, dtype=torch.float64)
+    assert KronLinear.from_linear(linear, (2, 2), (2, 2))[1] < 1e-12

@@ -266,3 +266,10 @@ def test_run_of_one_row_and_of_none(tmp_path, shape):
     files = [str(tmp_path / f"{name}.npy") for name in ("x", "y", "w")]
     assert main(["run", "kron_linear", *files[:2], "--factor", files[2]]) == 0
     assert np.load(files[1]).shape == (*shape[:-1], 3)
+
+
+@pytest.mark.parametrize("kind", operator.CHECKED)
+def test_references_are_in_float64(kind):
+    case = Case("kron_linear", kind, (4, 2, 3), torch.float16)
+    for _, exact in operator.references(case, operator.inputs(case, "cpu")):
+        assert {a.dtype for a in exact.values()} == {torch.float64}

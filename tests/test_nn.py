@@ -50,6 +50,10 @@ def test_values_and_gradients_are_those_of_pytorch(shape, dtype, options, device
         close(got.grad, wanted.grad)
 
 
+def test_an_integer_offset_becomes_a_float():
+    assert repr(cuops.nn.RMSNorm(4, weight_offset=1)).endswith("weight_offset=1.0)")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_eps_none_is_that_of_pytorch(dtype, device):
     x = torch.full((2, 8), 2e-4, dtype=dtype, device=device)  # squares of the size of float32's eps

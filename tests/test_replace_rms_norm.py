@@ -362,32 +362,3 @@ def test_bad_arguments_are_refused_and_change_nothing():
     model[0] = torch.nn.Identity()
     with pytest.raises(RuntimeError, match="no longer those that replace_rms_norm put there: 0"):
         replacement.undo()
-
-
-class WithMore(torch.nn.Module):
-    """A norm with something beside its weight, which the formula leaves out."""
-
-    def __init__(self, kind: str):
-        super().__init__()
-        self.eps, self.weight = 1e-6, torch.nn.Parameter(torch.ones(4))
-        if kind == "buffer":
-            self.register_buffer("scale", torch.ones(()))
-        else:
-            self.scale = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return x
-
-
-@pytest.mark.parametrize("kind", ["buffer", "parameter"])
-def test_a_module_with_more_than_a_weight_is_left_alone_and_named(kind):
-    model = torch.nn.Sequential(WithMore(kind))
-    done = cuops.nn.replace_rms_norm(model, also={WithMore: cuops.nn.Formula()})
-    assert type(model[0]) is WithMore
-    assert [(path, cls) for path, cls, _ in done.left] == [("0", WithMore)]
-
-
-def test_an_eps_of_zero_is_replaced():
-    model = torch.nn.Sequential(torch.nn.RMSNorm(4, eps=0.0))
-    cuops.nn.replace_rms_norm(model)
-    assert type(model[0]) is cuops.nn.RMSNorm

@@ -48,6 +48,13 @@ def test_third_derivatives(device):
     torch.testing.assert_close(got, third(normalized_again(*inputs)), rtol=1e-9, atol=1e-9)
 
 
+def test_second_derivatives_leave_a_weight_without_gradient_as_it_is(device):
+    x, weight = torch.ones(2, 3, device=device, requires_grad=True), torch.ones(3, device=device)
+    (grad,) = torch.autograd.grad(cuops.rms_norm(x, weight).pow(2).sum(), x, create_graph=True)
+    grad.sum().backward()
+    assert not weight.requires_grad
+
+
 def test_products_with_the_hessian(device):
     x, weight, v = (make(shape, torch.float64, device, k) for k, shape in enumerate(((3, 5), (5,), (3, 5))))
 

@@ -208,3 +208,20 @@ def test_tensors_on_two_devices_are_refused():
 def test_a_bool_is_no_number():
     with pytest.raises(TypeError, match="^eps: expected a number, got bool"):
         cuops.rms_norm(torch.ones(2, 3), eps=True)
+
+
+class CudaArray:  # as CuPy's: enough of one to be taken for one
+    dtype, shape = "float32", (2, 8)
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+def test_arrays_of_two_libraries_do_not_go_together():
+    with pytest.raises(TypeError, match="residual: expected ndarray like x, got CudaArray"):
+        cuops.rms_norm(np.ones((2, 8), np.float32), residual=CudaArray())
+
+
+def test_in_place_wants_a_tensor_or_a_numpy_array():
+    with pytest.raises(TypeError, match=r"x: expected a torch.Tensor or a numpy.ndarray, got CudaArray"):
+        cuops.rms_norm_(CudaArray())

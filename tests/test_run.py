@@ -227,6 +227,33 @@ def test_a_file_system_that_cannot_reserve_is_written_to(tmp_path, monkeypatch, 
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), reference(x), rtol=1e-5, atol=1e-6)
 
 
+def test_a_new_file_has_the_mode_that_umask_leaves(tmp_path, x):
+    before = os.umask(0o026)
+    try:
+        assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 0
+    finally:
+        assert os.umask(before) == 0o026
+    assert (tmp_path / "y.npy").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_safetensors_file_is_replaced(tmp_path, x):
+    (tmp_path / "y.safetensors").write_bytes(b"")
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.safetensors")]) == 0
+    np.testing.assert_allclose(load_file(tmp_path / "y.safetensors")["x"], reference(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_number_has_no_rows(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.float32(1))
+    assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 1
+    assert "x.npy: expected at least 1 dimension, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.25, "250 ms, 8 MB/s"), (2.0, "2.00 s, 1 MB/s")])
+def test_times_are_in_seconds_from_one_on(seconds, said, capsys):
+    operands.report("rms_norm", (2, 3), "float32", "the CPU", seconds, 2_000_000, "y.npy")
+    assert f": {said} of files, wrote y.npy\n" in capsys.readouterr().out
+
+
 def test_what_a_link_names_is_written_and_keeps_its_mode(tmp_path, x):
     (tmp_path / "private.npy").touch(0o600)
     (tmp_path / "link.npy").symlink_to("private.npy")

@@ -2,7 +2,9 @@
 
 import cuops
 import numpy as np
+import torch
 from cuops.cli import main, operands
+from safetensors.torch import load_file, save_file
 
 
 def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
@@ -49,3 +51,13 @@ def test_more_samples_than_there_are_counters_are_refused(tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
     assert main(["run", "sample_normal", *files, f"--num-samples={1 << 45}"]) == 1
     assert "num_samples: expected an integer from 0 to" in capsys.readouterr().err
+
+
+def test_means_of_bfloat16(tmp_path):
+    mu, sigma = torch.linspace(-1, 1, 8, dtype=torch.bfloat16), np.full(8, 0.5, np.float32)
+    save_file({"mu": mu}, tmp_path / "mu.safetensors")
+    np.save(tmp_path / "sigma.npy", sigma)
+    files = [str(tmp_path / name) for name in ("mu.safetensors", "x.safetensors", "sigma.npy")]
+    assert main(["run", "sample_normal", *files[:2], "--num-samples", "6", "--sigma", files[2]]) == 0
+    want = cuops.sample_normal(mu, torch.from_numpy(sigma), 6, seed=0)
+    torch.testing.assert_close(load_file(files[1])["mu"], want)

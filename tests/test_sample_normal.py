@@ -37,6 +37,15 @@ def test_philox_gives_the_known_answers(counter, key, answer):
     assert tuple(int(word) for word in philox(words, key)) == answer
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_counter_has_in_its_top_word_what_is_beyond_32_bits(part):
+    from cuops._sample_normal.noise import philox, words
+
+    group, column, stream = (np.array([(high << 32) + low]) for high, low in ((5, 3), (9, 2), (7, 4)))
+    counter = [np.array([word]) for word in (3, 2, 4, 1 << 31 | part << 30 | 7 << 18 | 9 << 10 | 5)]
+    assert words(0x0123456789ABCDEF, stream, group, column, part) == philox(counter, (0x89ABCDEF, 0x01234567))
+
+
 def test_a_number_as_sigma_is_not_rounded_to_the_dtype_of_mu(device):
     mu = torch.zeros(5, device=device, dtype=torch.float16)
     noise = cuops.sample_normal(mu, 1.0, 4, seed=1, dtype=torch.float32)

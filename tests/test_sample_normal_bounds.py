@@ -108,3 +108,13 @@ def test_a_sigma_without_end_is_a_number_between_bounds_and_refused_beside_one(a
         assert ((x > -1) & (x < 3)).all()
         assert abs(float(x.mean()) - 1) < 5 * (4 / 12**0.5) / 4000**0.5  # of a uniform distribution
     assert (abs(cuops.sample_normal(mu, sigma, 4, seed=1, validate=True)[:, 1]) == np.inf).all()
+
+
+def test_gradients_beyond_a_bound_that_is_far_out(device):
+    def draw(mu):
+        return cuops.sample_normal(mu, 1.0, 50, low=0.0, seed=3)  # of which all digits are there, as it is near 0
+
+    mu = torch.tensor([-200.0, -120.0], dtype=torch.float64, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(draw(mu).sum(), mu)
+    with torch.no_grad():
+        torch.testing.assert_close(grad, (draw(mu + 0.01) - draw(mu - 0.01)).sum(0) / 0.02, rtol=1e-6, atol=0)

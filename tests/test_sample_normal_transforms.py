@@ -235,3 +235,9 @@ def test_transforms_of_truncated_samples_do_what_eager_calls_do():
     for twice in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.grad(f))):
         with pytest.raises(NotImplementedError, match="second derivatives of truncated samples"):
             twice(lambda mu: draw(mu, sigma).square().sum())(mu)
+
+
+def test_samples_under_vmap_are_those_of_the_seed(device):
+    mu, seed = torch.zeros(5, dtype=torch.float64, device=device), torch.tensor([5], device=device)
+    x = torch.vmap(lambda m: cuops.sample_normal(m, 1.0, 4, seed=seed))(mu[None])[0]
+    torch.testing.assert_close(x, cuops.sample_normal(mu, 1.0, 4, seed=5), rtol=1e-12, atol=0)
