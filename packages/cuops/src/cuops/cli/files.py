@@ -86,7 +86,6 @@ def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        header.items()
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path}: expected a safetensors file") from None
     if not header:
