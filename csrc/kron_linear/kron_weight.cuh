@@ -149,7 +149,7 @@ __device__ void load_raw_weights(const KronFwdParams& p, int slice) {
   commit_copies();
 }
 
-// Waits for them and makes of them what the steps need; ends with a barrier.
+// Waits for them and makes of them what the steps need, for threads that meet at a barrier after it.
 template <class Acc, KronArithmetic kArithmetic>
 __device__ void finish_weights(const KronFwdParams& p, int slice) {
   wait_for_copies<1>();  // the tile's may be on their way

@@ -161,6 +161,7 @@ __device__ inline void finish_fours(const KronAxesParams& p, FourShared& shared,
   for (FourFinisher own(warp);; own.advance()) {
     const long long sample = blockIdx.x / 2 + own.sample * step;
     if (sample >= p.rows) return;
+    // What the other block has sent is counted as it arrives; acquiring for the cluster would empty the L1 cache.
     wait_for_arrivals(&shared.made[own.sample % 2], own.sample / 2 % 2);
     if (own.part == 0 && lane == 0 && sample + 2 * step < p.rows) arrive_expecting(&shared.made[own.sample % 2], kFourSent);
     float raw[8][2][4];  // of 8 columns: two rows, and of these four columns
