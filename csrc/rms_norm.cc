@@ -14,6 +14,7 @@
 #include "host/staging.h"
 #include "host/tensor.h"
 #include "rms_norm/rms_norm_plan.h"
+#include "rms_norm/rms_norm_scalars.h"
 
 namespace cuops {
 namespace {

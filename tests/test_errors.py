@@ -192,7 +192,7 @@ def test_the_least_version_of_the_library_for_calls_is_that_of_the_requirement(i
     (metadata,) = installation.folder.glob("cuops_cu121-*.dist-info/METADATA")
     (line,) = (line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist: apache-tvm-ffi"))
     assert f">={_backend.LEAST_FFI}" in line.replace(" ", "")
-    assert f">={_backend.LEAST_FFI}," in _backend.MEND_FFI
+    assert f">={_backend.LEAST_FFI}," in _backend.REINSTALL_FFI
 
 
 def test_a_damaged_image_is_named(installation: Installation, driver: Path):

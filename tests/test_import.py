@@ -100,12 +100,15 @@ def test_numpy_arrays_go_through_the_gpu_beside_a_damaged_torch(torch, installat
     assert done.stdout == "8.0\n", done.stderr
 
 
-def test_a_torch_that_fails_in_any_way_is_reported_and_not_fatal(tmp_path: Path, core_wheel: Path):
+@pytest.mark.parametrize(
+    "failure", ["RuntimeError('half of it')", "OSError('libtorch.so: cannot open shared object file')"]
+)
+def test_a_torch_that_fails_in_any_way_is_reported_and_not_fatal(tmp_path: Path, core_wheel: Path, failure: str):
     installation = Installation(tmp_path, ("torch",))
     installation.add(core_wheel)
-    (installation.folder / "torch.py").write_text("raise RuntimeError('half of it')")
+    (installation.folder / "torch.py").write_text(f"raise {failure}")
     done = installation.run("import cuops; from cuops import _torch; print(_torch.torch, _torch.failure)")
-    assert done.stdout == "None RuntimeError('half of it')\n", done.stderr
+    assert done.stdout == f"None {failure}\n", done.stderr
 
 
 def test_the_library_leaves_the_name_of_torch_alone(installation: Installation, driver: Path):

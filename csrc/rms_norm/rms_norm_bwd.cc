@@ -8,6 +8,7 @@
 #include "host/tensor.h"
 #include "rms_norm.h"
 #include "rms_norm_bwd_plan.h"
+#include "rms_norm_scalars.h"
 
 namespace cuops {
 namespace {

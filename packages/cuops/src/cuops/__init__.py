@@ -43,10 +43,7 @@ else:
                 import importlib
 
                 return importlib.import_module(f".{name}", __name__)
-        except (
-            ImportError,
-            errors.CuopsError,
-        ) as error:  # without PyTorch, or without the distribution that has the version
+        except (ImportError, errors.CuopsError) as error:  # without PyTorch, or without metadata of the version
             raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -19,7 +19,7 @@ from ._known_backends import CODE, LEAST_DRIVER
 
 LEAST_FFI = "0.1.9"  # as the backends' requirements have it
 NIGHTLIES = "https://cuops.github.io/cuops/simple"  # an index, of versions with .dev
-MEND_FFI = f"pip install --force-reinstall 'apache-tvm-ffi>={LEAST_FFI},<0.2'"
+REINSTALL_FFI = f"pip install --force-reinstall 'apache-tvm-ffi>={LEAST_FFI},<0.2'"
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,9 @@ def _check_ffi() -> None:
         version = metadata.version("apache-tvm-ffi")
         found, least = ([int(part) for part in re.findall(r"\d+", str(v))[:3]] for v in (version, LEAST_FFI))
         if found < least:
-            raise errors.DamagedBackendError(f"apache-tvm-ffi is {version}; cuops needs {LEAST_FFI} or newer", MEND_FFI)
+            raise errors.DamagedBackendError(
+                f"apache-tvm-ffi is {version}; cuops needs {LEAST_FFI} or newer", REINSTALL_FFI
+            )
 
 
 def load(backend: Backend) -> Any:
@@ -260,7 +262,7 @@ def load(backend: Backend) -> Any:
     try:
         import tvm_ffi
     except Exception as error:  # as its files may be in any state
-        raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", MEND_FFI) from None
+        raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", REINSTALL_FFI) from None
     finally:
         if not is_usable:
             sys.modules.pop("torch", None)  # threads may come here at once
