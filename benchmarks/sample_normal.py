@@ -87,10 +87,15 @@ def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) 
     return _beside_fills(comparison(_of_float32(SMALL, options), options, functions, timer, 50), timer, 50)
 
 
-def _of_float32(shapes: list[tuple[int, ...]], options: argparse.Namespace) -> list[Case]:
+def small_backward(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """gradients of small draws, 50 calls in one CUDA graph"""
+    return comparison(_of_float32(SMALL, options, "backward"), options, functions, timer, 50)
+
+
+def _of_float32(shapes: list[tuple[int, ...]], options: argparse.Namespace, kind: str = "independent") -> list[Case]:
     few = options.quick or options.device == "cpu"
     shapes = options.shapes or (shapes[-1:] if few else shapes)
-    return [Case("sample_normal", "independent", shape, torch.float32) for shape in shapes]
+    return [Case("sample_normal", kind, shape, torch.float32) for shape in shapes]
 
 
 def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
@@ -105,5 +110,7 @@ def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     return records
 
 
-SECTIONS = {f.__name__: f for f in (independent, shared, backward, alone, small, host, samples, article)}
+SECTIONS = {
+    f.__name__: f for f in (independent, shared, backward, alone, small, small_backward, host, samples, article)
+}
 PLOTTED = ("independent", "shared", "backward")
