@@ -7,49 +7,35 @@
 
 namespace cuops {
 
-// Samples along rows: a thread has kWidth neighbouring columns, and walks over groups of samples. dim is a multiple of kWidth.
-template <class T, int kWidth, class Key>
+// Samples along rows: a thread has a column, and walks over groups of samples.
+template <class T>
 __device__ void sample_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
   const Launches launches(p);
   wait_for_previous(false);
-  const long long tiles = p.columns / kWidth, chunk = quotient(thread_index(), tiles);
-  const long long column = (thread_index() - chunk * tiles) * kWidth;
+  const long long chunk = quotient(thread_index(), p.columns), column = thread_index() - chunk * p.columns;
   long long group = p.group + chunk * p.step;
   const long long end = min(group + p.step, p.end_group);
-
-  Distribution<T> of[kWidth];
-  if (group < end) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) of[j] = Distribution<T>(p, column + j);
-  }
-  const Noise<Key> noise = noise_of<Key>(p, launches);
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) of[j].check();
-  const long long numbered = p.shared ? 0 : p.first_column + column;
-  const unsigned distinct = p.shared ? 0 : 1;
-  const long long batch = p.columns == p.dim ? 0 : quotient(column, p.dim), row_bytes = p.dim * sizeof(T);
+  Distribution<T> of;
+  if (group < end) of = Distribution<T>(p, column);
+  const Noise<SeedKey> noise = noise_of<SeedKey>(p, launches);
+  of.check();
+  const long long numbered = p.shared ? 0 : p.first_column + column, batch = p.columns == p.dim ? 0 : quotient(column, p.dim);
+  const long long row_bytes = p.dim * sizeof(T);
   char* const out = static_cast<char*>(p.samples) + batch * p.num_samples * row_bytes + (column - batch * p.dim) * sizeof(T);
   char* at = out + (group * 4 - p.start) * row_bytes;
-
   while (group < end) {
-    const unsigned top = noise.top(group, numbered), low = static_cast<unsigned>(numbered);
+    const unsigned top = noise.top(group, numbered);
 #pragma unroll 1
     for (int left = groups_alike(group, end); left > 0; --left, ++group, at += 4 * row_bytes) {
-      Pack<Acc, 4> z[kWidth];
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) z[j] = normals_of<T>(noise, static_cast<unsigned>(group), low + j * distinct, top);
-      auto store = [&](char* to, int i, Acc sign) {
-        Pack<T, kWidth> v;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) v.at[j] = of[j].at(sign * z[j].at[i]);
-        store_pack(to, v);
-      };
+      Pack<Acc, 4> z[1] = {normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), top)};
+      auto store = [&](char* to, Acc z) { *reinterpret_cast<T*>(to) = of.at(z); };
       if (group >= p.whole_group && group < p.end_whole) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store(at + i * row_bytes, i, 1);
+        for (int i = 0; i < 4; ++i) store(at + i * row_bytes, z[0].at[i]);
       } else {
-        for_each_sample(p, group, z, [&](bool mirrored, long long n) { store(out + n * row_bytes, 0, mirrored ? -1 : 1); });
+        for_each_sample(p, group, z,
+                        [&](bool mirrored, long long n) { store(out + n * row_bytes, mirrored ? -z[0].at[0] : z[0].at[0]); });
       }
     }
   }
@@ -151,8 +137,8 @@ using cuops::kSampleThreads;
 using cuops::SeedKey;
 
 // For any call.
-#define CUOPS_ANY(T, name)                                   \
-  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T, 1, SeedKey>) \
+#define CUOPS_ANY(T, name)                       \
+  CUOPS_KERNEL(1, name##_rows_1, sample_rows<T>) \
   CUOPS_KERNEL(1, name##_columns, sample_columns<T, false, SeedKey>)
 CUOPS_ANY(double, f64)
 CUOPS_ANY(float, f32)
@@ -165,7 +151,6 @@ extern "C" __global__ void sample_normal_fwd_count(cuops::SampleNormalParams p) 
 
 // For speed, with the key from the host.
 #if CUOPS_TUNED
-CUOPS_KERNEL(1, f64_rows_2, sample_rows<double, 2, HostKey>)
 CUOPS_KERNEL(7, f32_columns_whole, sample_columns<float, true, HostKey>)
 CUOPS_KERNEL(7, bf16_columns_whole, sample_columns<__nv_bfloat16, true, HostKey>)
 #endif

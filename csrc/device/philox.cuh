@@ -11,20 +11,6 @@ struct Words {
   unsigned at[4];
 };
 
-// key(i) is word i of the key schedule: two words a round.
-template <class Key>
-__device__ Words philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, const Key& key) {
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const unsigned long long first = 0xD2511F53ull * c0, second = 0xCD9E8D57ull * c2;
-    c0 = static_cast<unsigned>(second >> 32) ^ c1 ^ key(2 * round);
-    c1 = static_cast<unsigned>(second);
-    c2 = static_cast<unsigned>(first >> 32) ^ c3 ^ key(2 * round + 1);
-    c3 = static_cast<unsigned>(first);
-  }
-  return {{c0, c1, c2, c3}};
-}
-
 // The schedule from a seed on the device.
 struct SeedKey {
   unsigned low, high;
@@ -38,6 +24,28 @@ struct HostKey {
 
   __device__ unsigned operator()(int i) const { return words[i]; }
 };
+
+template <class Key>
+__device__ unsigned long long multiply(unsigned a, unsigned b) {
+  if constexpr (kSame<Key, HostKey>) return static_cast<unsigned long long>(a) * b;
+  unsigned long long product;  // to whose upper half the compiler would add zero where the schedule is made here
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// key(i) is word i of the key schedule: two words a round.
+template <class Key>
+__device__ Words philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, const Key& key) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long first = multiply<Key>(c0, 0xD2511F53), second = multiply<Key>(c2, 0xCD9E8D57);
+    c0 = static_cast<unsigned>(second >> 32) ^ c1 ^ key(2 * round);
+    c1 = static_cast<unsigned>(second);
+    c2 = static_cast<unsigned>(first >> 32) ^ c3 ^ key(2 * round + 1);
+    c3 = static_cast<unsigned>(first);
+  }
+  return {{c0, c1, c2, c3}};
+}
 
 // Random numbers by group (four samples) and column. Every operation is exact or rounded as IEEE 754 says, so that each GPU
 // gives the same bits; the compiler must not contract what is not written as fma.
@@ -116,15 +124,58 @@ __device__ Pair<float> circle_of(unsigned word) {
   return point;
 }
 
-// The same in float64, whose words are continued by `more`.
-__device__ inline double radius_of(unsigned word, unsigned more) {
-  return sqrt(-2.0 * log(fma(more + 0.5, 0x1p-32, static_cast<double>(word)) * 0x1p-32));
+// The same in float64, whose words are continued by `more`, within 2e-16. Coefficients are in constant memory, where instructions
+// take them from at no cost. No conversion is needed: 2^52 + v has the word v for its lower half.
+__constant__ double kLogarithm[] = {0.020833333333333343,  0.0007812499999980165, 3.4877232209960074e-05, 1.695420156313575e-06,
+                                    8.670279130561465e-08, 4.569171949024699e-09, 2.722790992357268e-10};
+__constant__ double kSine[] = {0.7853981633974483,    -0.08074551218828054,  0.002490394570188846, -3.657620415892392e-05,
+                               3.133616225627117e-07, -1.75715009191594e-09, 6.877366312268398e-12};
+__constant__ double kCosine[] = {1.0,
+                                 -0.30842513753403783,
+                                 0.015854344243741596,
+                                 -0.00032599188648375736,
+                                 3.5908591802691053e-06,
+                                 -2.460950746634765e-08,
+                                 1.1365481618193415e-10};
+
+template <int kCount>
+__device__ double polynomial(double t, const double (&coefficients)[kCount]) {
+  double sum = coefficients[kCount - 1];
+#pragma unroll
+  for (int i = kCount - 2; i >= 0; --i) sum = fma(sum, t, coefficients[i]);
+  return sum;
 }
+
+__device__ inline double above_2_52(unsigned word) { return __hiloint2double(0x43300000, static_cast<int>(word)); }
+
+// sqrt(v) for ordinary v: the reciprocal square root, a step of Goldschmidt and one of Markstein.
+__device__ inline double sqrt_in_range(double v) {
+  double r;
+  asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(v));
+  const double first = __dmul_rn(v, r), half = __dmul_rn(0.5, r), error = fma(-first, half, 0.5);
+  const double root = fma(first, error, first);
+  return fma(fma(-root, root, v), fma(half, error, half), root);
+}
+
+// u is cut to 53 bits, and below 1. Of 2^k m, m being within sqrt(2) of 1, the logarithm is k ln 2 + 2 atanh((m - 1) / (m + 1)).
+__device__ inline double radius_of(unsigned word, unsigned more) {
+  const double v = __fma_rz(above_2_52(more) - (0x1p52 - 0.5), 0x1p-32, above_2_52(word) - 0x1p52);  // 2^32 u
+  const int high = __double2hiint(v);
+  const unsigned k = static_cast<unsigned>(high - 0x3fe6a09e + (64 << 20)) >> 20;  // and 64 more
+  const double m = __hiloint2double(high + (64 << 20) - static_cast<int>(k << 20), __double2loint(v));
+  const double numerator = fma(m, -4.0, 4.0), denominator = m + 1.0;
+  double r;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(denominator));
+  r = fma(r, fma(-denominator, r, 1.0), r);
+  const double first = __dmul_rn(numerator, r), s = fma(fma(-denominator, first, numerator), r, first), t = __dmul_rn(s, s);
+  const double halvings = above_2_52(k) - (0x1p52 + 64 + 32);
+  return sqrt_in_range(fma(halvings, -1.3862943611198906, fma(__dmul_rn(s, t), polynomial(t, kLogarithm), s)));
+}
+
 __device__ inline Pair<double> circle_of(unsigned word, unsigned more) {
-  const double a = fma(fma(more + 0.5, 0x1p-31, static_cast<double>(word & 0x7ffffe)), 0x1p-22, -1.0);
-  double sine, cosine;
-  sincospi(0.25 * a, &sine, &cosine);
-  const double mirrored = word & 0x80000000 ? -cosine : cosine;
+  const double a = __hiloint2double((word & 0x7ffffe) >> 3 | 0x40000000, __funnelshift_r(more, word >> 1, 2)) - 3.0;
+  const double t = __dmul_rn(a, a), sine = __dmul_rn(a, polynomial(t, kSine)), cosine = polynomial(t, kCosine);
+  const double mirrored = __hiloint2double(__double2hiint(cosine) ^ (word & 0x80000000), __double2loint(cosine));
   const bool swapped = word & 0x40000000;
   return {swapped ? sine : mirrored, swapped ? mirrored : sine};
 }

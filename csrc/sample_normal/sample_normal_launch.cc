@@ -6,10 +6,10 @@ namespace {
 
 constexpr unsigned kBlocksThatCount = 8192;  // more blocks of shared noise take longer to count than a kernel does
 
-enum Variant { kRows1, kRows2, kColumns, kColumnsWhole };
+enum Variant { kRows1, kColumns, kColumnsWhole };
 
 Kernel& kernel_for(DType dtype, Variant variant) {
-  static const KernelTable table("sample_normal_fwd_", {{"sample_normal", {"_rows_1", "_rows_2", "_columns", "_columns_whole"}}});
+  static const KernelTable table("sample_normal_fwd_", {{"sample_normal", {"_rows_1", "_columns", "_columns_whole"}}});
   return table.at(dtype, variant);
 }
 
@@ -39,10 +39,9 @@ void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, C
 
 void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
   if (wide && (launch_shared(p, dtype, device, stream, hw) || launch_tiles(p, dtype, device, stream, hw))) return;
-  const bool two = wide && p.state == nullptr && dtype == kFloat64 && p.dim % 2 == 0 && aligned16(p.samples);
-  const std::int64_t groups = p.end_group - p.group, lines = p.columns / (two ? 2 : 1);
-  p.step = step_for(groups, lines, 32, hw);
-  launch_threads(kernel_for(dtype, two ? kRows2 : kRows1), lines * ceil_div(groups, p.step), device, stream, &p);
+  const std::int64_t groups = p.end_group - p.group;
+  p.step = step_for(groups, p.columns, 32, hw);
+  launch_threads(kernel_for(dtype, kRows1), p.columns * ceil_div(groups, p.step), device, stream, &p);
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream strea
   const std::int64_t groups = p.end_group - p.group, size = size_of(dtype), bytes = p.columns * p.num_samples * size;
   const std::int64_t last = p.first_column + p.columns - 1, most = std::int64_t{1} << 30;
   const bool state = p.state != nullptr;
-  if ((state && (dtype != kFloat32 || hw.tuned < 90)) || p.shared || dtype == kFloat64 || groups > most || p.columns > most ||
-      last >> 32 != 0 || p.group >> 32 != (p.end_group - 1) >> 32) {
+  if ((state && (dtype == kFloat64 || hw.tuned < 90)) || p.shared || groups > most || p.columns > most || last >> 32 != 0 ||
+      p.group >> 32 != (p.end_group - 1) >> 32) {
     return false;
   }
   const auto at = reinterpret_cast<std::uintptr_t>(p.samples);
@@ -55,11 +55,11 @@ bool launch_tiles(SampleNormalParams& p, DType dtype, int device, CUstream strea
   const bool ragged = bytes >= 32 << 20 && (p.dim * size % 32 != 0 || at % 32 != 0);
   Tile tile = kOne;
   int width = 1;
-  if (fits(4) && !(few && dtype == kFloat32)) {
+  if (size < 8 && fits(4) && !(few && size == 4)) {
     tile = state ? kFourState : kFour;
     width = 4;
-  } else if (fits(2)) {
-    const bool halves = !state && (ragged || dtype != kFloat32);
+  } else if (fits(2) && !(state && size == 2)) {
+    const bool halves = !state && (size == 2 || (size == 4 && ragged));
     tile = state ? kTwoState : halves ? kFourHalves : kTwo;
     width = halves ? 4 : 2;
   } else if (state) {

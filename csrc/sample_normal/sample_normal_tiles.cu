@@ -1,4 +1,4 @@
-// Normal samples along rows, for speed: no noise that is shared, and for float32 a seed from the device too.
+// Normal samples along rows, for speed: no noise that is shared, and a seed from the device where enough columns are alike.
 #include "device/tuned.cuh"
 #include "distribution.cuh"
 
@@ -71,6 +71,8 @@ CUOPS_TILES(4, f32_tiles_1, float, 1, 1)
 CUOPS_TILES(4, f32_tiles_2, float, 2, 2)
 CUOPS_TILES(2, f32_tiles_4, float, 4, 4)
 CUOPS_TILES(3, f32_tiles_4_halves, float, 4, 2)
+CUOPS_TILES(3, f64_tiles_1, double, 1, 1)
+CUOPS_TILES(2, f64_tiles_2, double, 2, 2)
 CUOPS_TILES(4, f16_tiles_1, __half, 1, 1)
 CUOPS_TILES(3, f16_tiles_4, __half, 4, 4)
 CUOPS_TILES(3, f16_tiles_4_halves, __half, 4, 2)
@@ -80,4 +82,6 @@ CUOPS_TILES(3, bf16_tiles_4_halves, __nv_bfloat16, 4, 2)
 #if CUOPS_TUNED >= 90
 CUOPS_TILES(4, f32_tiles_2_state, float, 2, 2, cuops::SeedKey)
 CUOPS_TILES(2, f32_tiles_4_state, float, 4, 4, cuops::SeedKey)
+CUOPS_TILES(3, f16_tiles_4_state, __half, 4, 4, cuops::SeedKey)
+CUOPS_TILES(3, bf16_tiles_4_state, __nv_bfloat16, 4, 4, cuops::SeedKey)
 #endif

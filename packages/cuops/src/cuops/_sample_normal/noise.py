@@ -16,7 +16,7 @@ Words (w0, w1) make the normals of the first two samples of a group, (w2, w3) th
     c = cos(angle), negative where bit 31 of w1 is set; s = sin(angle)
     the normals are radius (c, s), or radius (s, c) where bit 30 of w1 is set
 
-In float64, the words' other 32 bits continue u, to 53 bits, and a.
+In float64, the words' other 32 bits continue u, which is cut to 53 bits, and a, to 52 in all, without a last one set.
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), https://doi.org/10.1145/2063384.2063405.
 """
@@ -75,8 +75,10 @@ def normals(xp: Any, first: tuple[Any, ...], second: tuple[Any, ...] | None) -> 
             u = (bits >> 29 << 29).view(xp.float64) * 2.0**-32
             fraction = _wide(w1 & 0x7FFFFE | 1)
         else:
-            u = (_wide(w0) + (_wide(second[i]) + 0.5) * 2.0**-32) * 2.0**-32
-            fraction = _wide(w1 & 0x7FFFFE) + (_wide(second[i + 1]) + 0.5) * 2.0**-31
+            rest = (_wide(second[i]) + 0.5) * 2.0**-32
+            u = _wide(w0) + rest
+            u = xp.where(u - w0 > rest, xp.nextafter(u, xp.zeros_like(u)), u) * 2.0**-32
+            fraction = _wide((w1 & 0x7FFFFE) << 29 | second[i + 1] >> 2) * 2.0**-29
         radius = xp.sqrt(-2 * xp.log(u))
         angle = (fraction * 2.0**-22 - 1) * (math.pi / 4)
         c, s = radius * xp.cos(angle), radius * xp.sin(angle)
