@@ -8,13 +8,14 @@ namespace cuops {
 // What a call in a CUDA graph counts its replays in: counters of its blocks, so many int64 apart.
 constexpr int kReplaysParts = 32, kReplaysApart = 8;
 
-constexpr int kSampleThreads = 128;      // of a block
-constexpr int kMostBlocks = 0x7fffffff;  // of a launch
-constexpr int kGradientBlocks = 5;       // of the gradient along rows that a multiprocessor runs at a time
-constexpr int kChunkSumThreads = 512;    // of a block of the sums of its chunks
-constexpr int kTileThreads = 256;        // of a block of sample_tiles
-constexpr int kSharedThreads = 128;      // of a block of sample_shared
-constexpr int kSharedNoiseRows = 1024;   // that it has at most
+constexpr int kSampleThreads = 128;                               // of a block
+constexpr int kMostBlocks = 0x7fffffff;                           // of a launch
+constexpr int kGradientBlocks = 5;                                // of the gradient along rows that a multiprocessor runs at a time
+constexpr int kAtOnceThreads = kGradientBlocks * kSampleThreads;  // of a block of the gradient in one launch, at most
+constexpr int kChunkSumThreads = 512;                             // of a block of the sums of its chunks
+constexpr int kTileThreads = 256;                                 // of a block of sample_tiles
+constexpr int kSharedThreads = 128;                               // of a block of sample_shared
+constexpr int kSharedNoiseRows = 1024;                            // that it has at most
 
 // Quotients of numbers below 2^31.
 struct Divider {
@@ -52,6 +53,15 @@ struct SampleNormalParams {
   Divider tiles;           // threads for one of one distribution's row; in sample_shared, those of a block for a period
 };
 static_assert(sizeof(SampleNormalParams) == 296, "host and device must agree on the layout");
+
+// The gradients in one launch.
+struct SampleAtOnceParams {
+  SampleNormalParams draw;
+  void *dmu, *dsigma;
+  unsigned tiles_shift;  // tiles of columns that a block has side by side, as a power of two
+  DType dmu_dtype, dsigma_dtype;
+};
+static_assert(sizeof(SampleAtOnceParams) == 320, "host and device must agree on the layout");
 
 // The gradients, from their sums over chunks.
 struct SampleSumParams {

@@ -242,6 +242,34 @@ def test_distributions_of_few_samples_are_drawn_together(installation: Installat
     assert 0 < len(launches) <= 3 * 12  # of each of a few chunks the first distribution, whole ones, the last
 
 
+@pytest.mark.parametrize("capability", [75, 80, 90, 120])
+def test_gradients_of_few_samples_take_one_launch(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int
+):
+    code = """
+        library = _backend.library()
+        for few, shapes in (True, [(1024, 10), (300, 30), (1, 1), (9, 3, 7), (4096, 1, 20)]), (False, [(100_000, 9)]):
+            for shape in shapes:
+                for dtype in "float32", "float16":
+                    grad = on_cuda(shape, dtype)
+                    chunks = library.sample_normal_bwd_chunks(grad, None, 0, 0, False)
+                    assert (chunks == 0) == few, (shape, dtype)
+                    sizes = (*shape[:-2], shape[-1])
+                    partial = on_cuda((chunks, 2, numpy.prod(sizes)), "float32")
+                    gradients = on_cuda(sizes, "float64"), on_cuda(sizes, dtype)
+                    library.sample_normal_bwd(*gradients, partial, grad, None, 1, 0, 0, 0, False, False)
+        partial = on_cuda((0, *partial.shape[1:]), "float32")
+        try:
+            library.sample_normal_bwd(*gradients, partial, grad, None, 1, 0, 0, 0, False, False)
+        except ValueError as error:
+            print(error)
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
+    said = installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    assert said.strip() == "partial: expected as many chunks as sample_normal_bwd_chunks says"
+    assert len(clusters(tmp_path / "log")) == 2 * (5 * 1 + 1 * 2)
+
+
 KRON_SIZES = [
     [(128, 128)] * 2, [(127, 127)] * 2, [(96, 96)] * 2, [(64, 64)] * 2, [(65, 63)] * 2, [(33, 40)] * 2, [(17, 96), (128, 4)],
     [(32, 32)] * 3, [(31, 30)] * 3, [(20, 24)] * 3, [(16, 16)] * 4, [(8, 8)] * 5, [(2, 2)] * 12, [(5, 7)] * 4, [(3, 3)] * 8,

@@ -48,12 +48,13 @@ def test_the_gradient_of_more_columns_than_a_launch_has_blocks():
     assert dsigma[-9:].isfinite().all()
 
 
-def test_the_gradient_of_columns_beyond_those_that_32_bits_number():
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_the_gradient_of_columns_beyond_those_that_32_bits_number(chunks):
     """Four columns of a thread may be of both sides, as rows of ten are no whole fours."""
     mu = torch.zeros(1, dtype=torch.bfloat16, device="cuda").expand(429_496_730, 10)
     x = cuops.sample_normal(mu, 1.0, 1, seed=1)
     noise, grad = x[-8:, 0].clone(), x.fill_(1)
     dmu, dsigma = (torch.empty(mu.shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    partial = torch.empty(1, 2, mu.numel(), device="cuda")
+    partial = torch.empty(chunks, 2, mu.numel(), device="cuda")
     _backend.library().sample_normal_bwd(dmu, dsigma, partial, grad, None, 1, 0, 0, 0, False, False)
     assert torch.equal(dsigma[-8:], noise)

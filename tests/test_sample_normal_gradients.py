@@ -8,7 +8,7 @@ import random
 import cuops
 import pytest
 import torch
-from cuops import reference
+from cuops import _backend, reference
 from cuops._sample_normal.noise import Draw
 from sample_normal_samples import leaves, parameters
 from samples import DTYPES
@@ -110,6 +110,97 @@ def test_gradients_of_rows_of_any_length_that_begin_anywhere(seed, dtype):
         found, grad, mu, sigma, Draw(2, 0, n, start, 0, options["shared_noise"], options["antithetic"])
     )
     assert min(shares) > 0.5
+
+
+def chunks_of(grad, start=0, antithetic=False, state=None, sample_dim=0):
+    """How many sums of each column one launch leaves for another; 0 where one does it all."""
+    return _backend.library().sample_normal_bwd_chunks(grad, state, start, sample_dim, antithetic)
+
+
+FEW = [
+    *[((1024,), n) for n in (1, 2, 3, 4, 5, 8, 9)], *[((columns,), 37) for columns in range(1, 10)],
+    *[((columns,), 1024) for columns in (1, 10, 110, 1010, 4910)], ((30,), 300), ((512,), 4096), ((64,), 4096),
+    ((1,), 1), ((1,), 4000), ((512, 20), 1), ((512, 33), 3), ((64, 256), 4), ((64, 256), 16), ((64, 32), 8), ((3, 7), 9),
+    ((300, 1), 6), ((77, 5), 70), ((40, 130), 31),
+]  # fmt: skip
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "n"), FEW, ids=str)
+def test_gradients_of_few_samples_take_one_launch(shape, n, dtype):
+    mu, sigma = leaves(*parameters(shape, dtype, "cuda"))
+    x = cuops.sample_normal(mu, sigma, n, seed=2)
+    grad = normal(x.shape, x)
+    assert chunks_of(grad) == 0 or dtype == torch.float64
+    found = torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
+    shares = expect_sums(found, grad, mu, sigma, Draw(2, 0, n))
+    assert min(shares) > (0.5 if mu.numel() < 20 else 0.9)
+    for _ in range(5):
+        again = torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
+        assert all(map(torch.equal, found, again))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (128, 20), (4096, 512), (65_536, 33), (3, 100_001)], ids=str)
+def test_the_gradient_of_one_sample_is_its_noise(shape, dtype):
+    mu, sigma = leaves(*parameters(shape, dtype, "cuda"))
+    x = cuops.sample_normal(mu, sigma, 1, seed=2)
+    grad = normal(x.shape, x)
+    assert chunks_of(grad) == 0
+    dmu, dsigma = torch.autograd.grad(x, (mu, sigma), grad)
+    noise = cuops.sample_normal(torch.zeros_like(mu), 1.0, 1, seed=2)
+    assert torch.equal(dmu, grad.reshape(shape))
+    assert torch.equal(dsigma, (grad * noise).reshape(shape))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(24))
+def test_gradients_of_few_samples_of_any_kind(seed, dtype):
+    """Seeds may be on the GPU, draws begin within a group, and gradients anywhere in memory."""
+    draw = random.Random(seed)
+    shape = (*([draw.choice([2, 9, 40])] if draw.random() < 0.5 else []), draw.choice([1, 2, 3, 4, 7, 8, 31, 64, 250]))
+    n, start, offset = draw.choice([*range(1, 10), 33, 128, 600]), draw.randrange(9), draw.randrange(9)
+    shared, antithetic = draw.random() < 0.2, draw.random() < 0.3
+    state = torch.tensor([2, 3], device="cuda") if draw.random() < 0.5 else None
+    mu, sigma = leaves(*parameters(shape, dtype, "cuda"))
+    x = cuops.sample_normal(
+        mu, sigma, n, seed=2 if state is None else state, start=start, shared_noise=shared, antithetic=antithetic
+    )
+    grad = torch.full((x.numel() + 16,), torch.nan, dtype=dtype, device="cuda")[offset:][: x.numel()].view(x.shape)
+    grad.copy_(normal(x.shape, x))
+    assert chunks_of(grad, start, antithetic, state) == 0 or dtype == torch.float64
+    found = torch.autograd.grad(x, (mu, sigma), grad)
+    stream = 0 if state is None else 3
+    shares = expect_sums(found, grad, mu, sigma, Draw(2, stream, n, start, 0, shared, antithetic))
+    assert min(shares) > (0.5 if mu.numel() < 20 else 0.9)
+
+
+@gpu
+@pytest.mark.parametrize("offset", range(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_are_written_where_no_vector_begins(dtype, offset):
+    mu, sigma = parameters((1024,), dtype, "cuda")
+    grad = normal((64, 1024), mu)
+    memory = torch.full((2, 1024 + 8), 7.0, dtype=dtype, device="cuda")
+    dmu, dsigma = (row[offset:][:1024] for row in memory)
+    partial = torch.empty(chunks_of(grad), 2, 1024, device="cuda")
+    assert partial.numel() == 0
+    _backend.library().sample_normal_bwd(dmu, dsigma, partial, grad, None, 2, 0, 0, 0, False, False)
+    expect_sums((dmu, dsigma), grad, mu, sigma, Draw(2, 0, 64))
+    for row in memory:
+        assert (row[:offset] == 7).all()
+        assert (row[offset + 1024 :] == 7).all()
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("n", "columns"), [(65_536, 4096), (65_536, 4097), (2**20, 64), (2**20, 1), (10**7, 1), (4_194_304, 10)]
+)
+def test_gradients_of_many_samples_take_sums_of_chunks(n, columns):
+    assert chunks_of(torch.empty(n, columns, dtype=torch.bfloat16, device="cuda")) > 1
 
 
 def test_gradients_go_to_what_was_broadcast(device):

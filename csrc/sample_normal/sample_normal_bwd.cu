@@ -1,97 +1,26 @@
 // The gradient of normal samples: sums of dx and of dx z over the samples of each column, z being drawn again.
 #include "device/reduce.cuh"
 #include "device/tuned.cuh"
-#include "distribution.cuh"
+#include "row_gradients.cuh"
 
 namespace cuops {
 
-// Four neighbours in vectors of kVector, of which a row has `count` left: others are any of these.
-template <int kVector, class T>
-__device__ Fetched<T, 4> fetch_first(const T* at, int count) {
-  Pack<T, 4> v;
-#pragma unroll
-  for (int j = 0; j < 4; j += kVector) {
-    reinterpret_cast<Pack<T, kVector>*>(&v)[j / kVector] = load_pack<T, kVector>(at + min(j, count - kVector));
-  }
-  return fetch<T, 4>(&v);
-}
-
-// The gradients of a group, or zeros for samples that a draw has not.
-template <class T, int kWidth>
-__device__ void fetch_group(Fetched<T, kWidth> (&g)[4], const SampleNormalParams& p, long long group, const T* at, int count) {
-  const bool whole = group >= p.whole_group && group < p.end_whole;
-  if (whole && p.lanes == kWidth) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) g[i] = fetch<T, kWidth>(at + i * p.dim);
-  } else if constexpr (kWidth == 4) {
-    if (whole && p.lanes == 2) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) g[i] = fetch_first<2>(at + i * p.dim, count);
-    } else if (whole) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) g[i] = fetch_first<1>(at + i * p.dim, count);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const long long n = group * 4 - p.start + i;
-        g[i] = {};
-        if (0 <= n && n < p.num_samples) g[i] = fetch_first<1>(at + i * p.dim, count);
-      }
-    }
-  }
-}
-
-// Gradients along rows: a thread has kWidth neighbouring columns, or what a row has left of them, and walks over groups of samples.
-// Antithetic ones need a kWidth of 1.
+// Gradients along rows: a thread has a tile of columns, and walks over a chunk of the groups.
 template <class T, int kWidth, class Key>
 __device__ void sum_rows(const SampleNormalParams& p) {
   using Acc = Accumulator<T>;
   const long long row = (p.dim + kWidth - 1) / kWidth, tiles = p.columns == p.dim ? row : p.columns / p.dim * row;
-  const long long chunk = quotient(thread_index(), tiles), tile = thread_index() - chunk * tiles;
-  long long group = p.group + chunk * p.step;
+  const long long chunk = quotient(thread_index(), tiles), group = p.group + chunk * p.step;
   const long long end = min(group + p.step, p.end_group);
   const Noise<Key> noise = noise_of<Key>(p, Launches(p));
   if (group >= end) return;
-  const long long batch = p.columns == p.dim ? 0 : quotient(tile, row), first = (tile - batch * row) * kWidth;
-  const int count = static_cast<int>(min(p.dim - first, static_cast<long long>(kWidth)));
-  const T* const grad = static_cast<const T*>(p.samples) + batch * p.num_samples * p.dim + first;
-  const long long column = batch * p.dim + first, numbered = p.shared ? 0 : p.first_column + column;
-  const unsigned distinct = p.shared ? 0 : 1;
-  const T* at = grad + (group * 4 - p.start) * p.dim;
+  const RowTile<kWidth> tile(p, thread_index() - chunk * tiles, row);
   Acc dmu[kWidth] = {}, dsigma[kWidth] = {};
-  Fetched<T, kWidth> g[4];
-  fetch_group(g, p, group, at, count);
-#pragma unroll 1
-  for (; group < end; ++group, at += 4 * p.dim) {
-    const bool whole = group >= p.whole_group && group < p.end_whole;
-    Fetched<T, kWidth> next[4];  // on their way while the noise is drawn
-    if (group + 1 < end) fetch_group(next, p, group + 1, at + 4 * p.dim, count);
-    const unsigned top = noise.top(group, numbered);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      Pack<Acc, 4> z[1] = {normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered) + j * distinct, top)};
-      if (whole || kWidth > 1) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Acc dx = convert<Acc>(g[i].pack().at[j]);
-          dmu[j] += dx;
-          dsigma[j] = fma(dx, z[0].at[i], dsigma[j]);
-        }
-      } else {
-        for_each_sample(p, group, z, [&](bool mirrored, long long n) {
-          const Acc dx = convert<Acc>(grad[n * p.dim]);
-          dmu[j] += dx;
-          dsigma[j] = fma(dx, mirrored ? -z[0].at[0] : z[0].at[0], dsigma[j]);
-        });
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) g[i] = next[i];
-  }
-  Acc* const partial = static_cast<Acc*>(p.partial) + chunk * 2 * p.columns + column;
+  sum_groups<T>(p, noise, tile, group, end, dmu, dsigma);
+  Acc* const partial = static_cast<Acc*>(p.partial) + chunk * 2 * p.columns + tile.column;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    if (j >= count) break;
+    if (j >= tile.count) break;
     partial[j] = dmu[j];
     partial[p.columns + j] = dsigma[j];
   }

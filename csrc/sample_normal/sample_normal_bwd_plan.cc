@@ -1,0 +1,122 @@
+// Which kernels add up the gradient of normal samples, by how long they are going to take.
+#include "sample_normal_bwd_plan.h"
+
+namespace cuops {
+namespace {
+
+constexpr int kWarp = 32, kMostWarps = kAtOnceThreads / kWarp, kLeastWarps = kSampleThreads / kWarp, kMostTilesShift = 7;
+constexpr int kSector = 32;  // bytes that come from memory at least
+
+// What a multiprocessor takes, in cycles, about as on an H200: for the beginning and the end of a block and of a warp, and for a
+// second launch. It fetches so many bytes a cycle, and fewer where all do.
+constexpr std::int64_t kBlockCycles = 60, kWarpCycles = 40, kLaunchCycles = 3600, kFetchBytes = 56, kBusyFetchBytes = 20;
+
+struct GroupCycles {
+  std::int64_t busy;   // of a group of samples of a warp's tiles, beside other warps
+  std::int64_t alone;  // from the address of a group to its sum
+};
+
+GroupCycles cycles_of(DType dtype, SampleNormalBwdKernel kernel, const Hardware& hw) {
+  if (dtype == kFloat64) return hw.tuned >= 80 ? GroupCycles{180, 2000} : GroupCycles{2000, 4000};
+  return kernel == kBwdRows4 ? GroupCycles{180, 1100} : GroupCycles{60, 700};
+}
+
+// How many chunks take the least time. Blocks come in waves of kGradientBlocks a multiprocessor; a last one that is not full takes
+// as long, and as blocks do not end together, a block's time comes on top. What comes before a thread's first group takes as long
+// as a group. The sums of chunks are written and read.
+std::int64_t chunks_of_rows(std::int64_t groups, std::int64_t columns, std::int64_t tiles, std::int64_t multiprocessors) {
+  constexpr std::int64_t kMostWaves = 8, kSumsABlock = 100'000;
+  const std::int64_t wave = multiprocessors * kGradientBlocks * kSampleThreads;
+  std::int64_t best = 1, least = INT64_MAX;
+  for (std::int64_t waves = 1; waves <= kMostWaves; ++waves) {
+    const std::int64_t step = ceil_div(groups, std::clamp<std::int64_t>(waves * wave / tiles, 1, groups));
+    const std::int64_t chunks = ceil_div(groups, step), blocks = kGradientBlocks * ceil_div(chunks * tiles, wave) + 1;
+    const std::int64_t time = (step + 1) * blocks + chunks * columns / kSumsABlock;
+    if (time < least - least / 32) {
+      best = chunks;
+      least = time;
+    }
+  }
+  return best;
+}
+
+std::int64_t chunked_cycles(const SampleNormalParams& p, DType dtype, const SampleNormalBwdPlan& plan, const Hardware& hw) {
+  const GroupCycles group = cycles_of(dtype, plan.kernel, hw);
+  const std::int64_t step = ceil_div(p.end_group - p.group, plan.chunks);
+  const std::int64_t blocks = ceil_div(ceil_div(plan.chunks * tiles_of(p, plan.kernel), kSampleThreads), hw.multiprocessors);
+  const std::int64_t sums = plan.chunks * p.columns * 4 * (dtype == kFloat64 ? 8 : 4);  // bytes written and read, of both
+  return std::max(blocks * (kSampleThreads / kWarp * (step * group.busy + kWarpCycles) + kBlockCycles),
+                  ceil_div(blocks, kGradientBlocks) * step * group.alone) +
+         sums / (kBusyFetchBytes * hw.multiprocessors) + kLaunchCycles;
+}
+
+// With the fewest cycles for one launch, its blocks having as many threads as a multiprocessor with its share of blocks has room
+// for. They all end at about the same time, which takes an eighth longer than many blocks one after the other.
+SampleNormalBwdPlan plan_at_once(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel, const Hardware& hw,
+                                 std::int64_t* least) {
+  const std::int64_t groups = p.end_group - p.group, tiles = tiles_of(p, kernel), size = size_of(dtype);
+  const std::int64_t tile_bytes = (kernel == kBwdRows4 ? 4 : 1) * size;
+  const std::int64_t place = p.dim * size | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p.samples));
+  const GroupCycles group = cycles_of(dtype, kernel, hw);
+  SampleNormalBwdPlan best{kernel, 0};
+  *least = INT64_MAX;
+  for (int shift = 0; shift <= kMostTilesShift; ++shift) {
+    const std::int64_t width = std::int64_t{1} << shift, blocks = ceil_div(tiles, width);
+    const std::int64_t busiest = ceil_div(blocks, hw.multiprocessors);
+    const std::int64_t room = std::max<std::int64_t>(kMostWarps / busiest, kLeastWarps) * kWarp >> shift;
+    const std::int64_t step = ceil_div(groups, room), warps = ceil_div(ceil_div(groups, step) << shift, kWarp);
+    const std::int64_t together = ceil_div(busiest, kMostWarps / warps);
+    const std::int64_t beside = std::min<std::int64_t>(width, kWarp), span = beside * tile_bytes;  // of a row
+    const std::int64_t aligned = std::min<std::int64_t>({kSector, place & -place, span & -span});
+    const std::int64_t bytes = warps * step * 4 * (kWarp / beside) * (span + kSector - aligned);
+    const std::int64_t time =
+        std::max({busiest * (warps * (step * group.busy + kWarpCycles) + kBlockCycles), together * step * group.alone,
+                  busiest * bytes / kFetchBytes, blocks * bytes / (kBusyFetchBytes * hw.multiprocessors)});
+    if (time <= *least) {
+      best = {kernel, 0, step, blocks, static_cast<int>(warps * kWarp), shift};
+      *least = time;
+    }
+    if (blocks == 1) break;
+  }
+  *least += *least / 8;
+  return best;
+}
+
+}  // namespace
+
+std::int64_t tiles_of(const SampleNormalParams& p, SampleNormalBwdKernel kernel) {
+  return kernel == kBwdRows4 ? p.columns / p.dim * ceil_div(p.dim, 4) : p.columns;
+}
+
+// Four columns a thread, unless that leaves too many without a number, and where the host knows the seed. Numbers of a thread's
+// columns have their upper 32 bits in common.
+SampleNormalBwdKernel chunk_kernel_for(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
+  if (p.along_columns) return kBwdColumns;
+  const bool full = 16 * ceil_div(p.dim, 4) <= 5 * p.dim, alike = p.dim % 4 == 0 || p.columns <= std::int64_t{1} << 32;
+  return full && alike && hw.tuned >= 80 && dtype != kFloat64 && p.state == nullptr && !p.antithetic ? kBwdRows4 : kBwdRows1;
+}
+
+SampleNormalBwdPlan plan_bwd(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
+  const std::int64_t groups = p.end_group - p.group;
+  SampleNormalBwdPlan plan{chunk_kernel_for(p, dtype, hw), 1};
+  if (plan.kernel == kBwdColumns) {
+    const std::int64_t wanted = ceil_div(std::int64_t{hw.multiprocessors} * 2048, p.columns * kSampleThreads);
+    plan.chunks = ceil_div(groups, std::max<std::int64_t>(ceil_div(groups, wanted), 8 * kSampleThreads));
+    return plan;
+  }
+  plan.chunks = chunks_of_rows(groups, p.columns, tiles_of(p, plan.kernel), hw.multiprocessors);
+  std::int64_t least = chunked_cycles(p, dtype, plan, hw);
+  const bool four = plan.kernel == kBwdRows4;
+  for (const SampleNormalBwdKernel kernel : {kBwdRows4, kBwdRows1}) {
+    if (kernel == kBwdRows4 && !four) continue;
+    std::int64_t cycles = 0;
+    const SampleNormalBwdPlan at_once = plan_at_once(p, dtype, kernel, hw, &cycles);
+    if (cycles < least && at_once.blocks <= kMostBlocks) {
+      plan = at_once;
+      least = cycles;
+    }
+  }
+  return plan;
+}
+
+}  // namespace cuops
