@@ -5,15 +5,15 @@
 
 namespace cuops {
 
-// Four neighbours in vectors of kVector, of which a row has `count` left: others are any of these.
-template <int kVector, class T>
-__device__ Fetched<T, 4> fetch_first(const T* at, int count) {
-  Pack<T, 4> v;
+// kWidth neighbours in vectors of kVector, of which a row has `count` left: others are any of these.
+template <int kVector, int kWidth, class T>
+__device__ Fetched<T, kWidth> fetch_first(const T* at, int count) {
+  Pack<T, kWidth> v;
 #pragma unroll
-  for (int j = 0; j < 4; j += kVector) {
+  for (int j = 0; j < kWidth; j += kVector) {
     reinterpret_cast<Pack<T, kVector>*>(&v)[j / kVector] = load_pack<T, kVector>(at + min(j, count - kVector));
   }
-  return fetch<T, 4>(&v);
+  return fetch<T, kWidth>(&v);
 }
 
 // The gradients of a group, or zeros for samples that a draw has not.
@@ -23,19 +23,19 @@ __device__ void fetch_group(Fetched<T, kWidth> (&g)[4], const SampleNormalParams
   if (whole && p.lanes == kWidth) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) g[i] = fetch<T, kWidth>(at + i * p.dim);
-  } else if constexpr (kWidth == 4) {
-    if (whole && p.lanes == 2) {
+  } else if constexpr (kWidth > 1) {
+    if (kWidth == 4 && whole && p.lanes == 2) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) g[i] = fetch_first<2>(at + i * p.dim, count);
+      for (int i = 0; i < 4; ++i) g[i] = fetch_first<2, kWidth>(at + i * p.dim, count);
     } else if (whole) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) g[i] = fetch_first<1>(at + i * p.dim, count);
+      for (int i = 0; i < 4; ++i) g[i] = fetch_first<1, kWidth>(at + i * p.dim, count);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const long long n = group * 4 - p.start + i;
         g[i] = {};
-        if (0 <= n && n < p.num_samples) g[i] = fetch_first<1>(at + i * p.dim, count);
+        if (0 <= n && n < p.num_samples) g[i] = fetch_first<1, kWidth>(at + i * p.dim, count);
       }
     }
   }

@@ -18,25 +18,27 @@ int64_t sample_normal_bwd_chunks(TensorView grad, OptionalTensor state, int64_t 
 unsigned lanes_for(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel) {
   const auto at = reinterpret_cast<std::uintptr_t>(p.samples);
   auto fits = [&](unsigned width) { return p.dim % width == 0 && at % (width * size_of(dtype)) == 0; };
-  return kernel == kBwdRows1 ? 1 : fits(4) ? 4 : fits(2) ? 2 : 1;
+  unsigned width = width_of(kernel);
+  while (!fits(width)) width /= 2;
+  return width;
 }
 
 void launch_at_once(SampleAtOnceParams& all, DType dtype, const SampleNormalBwdPlan& plan, int device, CUstream stream) {
-  static const KernelTable table("sample_normal_bwd_", {{"sample_normal_bwd_at_once", {"_rows_1_at_once", "_rows_4_at_once"}}});
-  const bool four = plan.kernel == kBwdRows4;
+  static const KernelTable table("sample_normal_bwd_",
+                                 {{"sample_normal_bwd_at_once", {"_rows_1_at_once", "_rows_2_at_once", "_rows_4_at_once"}}});
   all.draw.step = plan.step;
   all.draw.lanes = lanes_for(all.draw, dtype, plan.kernel);
   all.tiles_shift = static_cast<unsigned>(plan.tiles_shift);
-  const int slices = plan.threads >> std::max(plan.tiles_shift, 5), sums = (four ? 8 : 2) << plan.tiles_shift;
+  const int slices = plan.threads >> std::max(plan.tiles_shift, 5), sums = 2 * width_of(plan.kernel) << plan.tiles_shift;
   LaunchShape shape{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.threads)};
   shape.shared_bytes = static_cast<unsigned>((slices - 1) * sums * size_of(accumulator_of(dtype)));  // one slice stays
   shape.overlaps = true;
-  launch(table.at(dtype, four), device, stream, shape, &all);
+  launch(table.at(dtype, plan.kernel), device, stream, shape, &all);
 }
 
 // Sums over chunks of the samples, by launches of as many blocks as there may be.
 void launch_partial(SampleNormalParams& p, DType dtype, std::int64_t chunks, const Hardware& hw, int device, CUstream stream) {
-  static const KernelTable table("sample_normal_bwd_", {{"sample_normal_bwd", {"_rows_1", "_rows_4", "_columns"}}});
+  static const KernelTable table("sample_normal_bwd_", {{"sample_normal_bwd", {"_rows_1", "_rows_2", "_rows_4", "_columns"}}});
   const SampleNormalBwdKernel variant = chunk_kernel_for(p, dtype, hw);
   Kernel& kernel = table.at(dtype, variant);
   if (variant != kBwdColumns) {

@@ -116,6 +116,7 @@ CUOPS_SUM(float, f32)
 
 // For speed, with the key from the host.
 #if CUOPS_TUNED >= 80
+CUOPS_KERNEL(kGradientBlocks, f64_rows_2, sum_rows<double, 2, HostKey>)
 CUOPS_KERNEL(kGradientBlocks, f32_rows_4, sum_rows<float, 4, HostKey>)
 CUOPS_KERNEL(kGradientBlocks, f16_rows_4, sum_rows<__half, 4, HostKey>)
 CUOPS_KERNEL(kGradientBlocks, bf16_rows_4, sum_rows<__nv_bfloat16, 4, HostKey>)

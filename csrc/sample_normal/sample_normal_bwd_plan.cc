@@ -17,7 +17,8 @@ struct GroupCycles {
 };
 
 GroupCycles cycles_of(DType dtype, SampleNormalBwdKernel kernel, const Hardware& hw) {
-  if (dtype == kFloat64) return hw.tuned >= 80 ? GroupCycles{180, 2000} : GroupCycles{2000, 4000};
+  if (dtype == kFloat64)
+    return hw.tuned < 80 ? GroupCycles{2000, 4000} : kernel == kBwdRows2 ? GroupCycles{220, 2000} : GroupCycles{130, 1200};
   return kernel == kBwdRows4 ? GroupCycles{180, 1100} : GroupCycles{60, 700};
 }
 
@@ -55,7 +56,7 @@ std::int64_t chunked_cycles(const SampleNormalParams& p, DType dtype, const Samp
 SampleNormalBwdPlan plan_at_once(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel, const Hardware& hw,
                                  std::int64_t* least) {
   const std::int64_t groups = p.end_group - p.group, tiles = tiles_of(p, kernel), size = size_of(dtype);
-  const std::int64_t tile_bytes = (kernel == kBwdRows4 ? 4 : 1) * size;
+  const std::int64_t tile_bytes = width_of(kernel) * size;
   const std::int64_t place = p.dim * size | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p.samples));
   const GroupCycles group = cycles_of(dtype, kernel, hw);
   SampleNormalBwdPlan best{kernel, 0};
@@ -85,15 +86,18 @@ SampleNormalBwdPlan plan_at_once(const SampleNormalParams& p, DType dtype, Sampl
 }  // namespace
 
 std::int64_t tiles_of(const SampleNormalParams& p, SampleNormalBwdKernel kernel) {
-  return kernel == kBwdRows4 ? p.columns / p.dim * ceil_div(p.dim, 4) : p.columns;
+  return p.columns / p.dim * ceil_div(p.dim, std::int64_t{width_of(kernel)});
 }
 
-// Four columns a thread, unless that leaves too many without a number, and where the host knows the seed. Numbers of a thread's
-// columns have their upper 32 bits in common.
+// Four columns a thread, or two in float64, unless that leaves too many without a number, and where the host knows the seed.
+// Numbers of a thread's columns have their upper 32 bits in common.
 SampleNormalBwdKernel chunk_kernel_for(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
   if (p.along_columns) return kBwdColumns;
-  const bool full = 16 * ceil_div(p.dim, 4) <= 5 * p.dim, alike = p.dim % 4 == 0 || p.columns <= std::int64_t{1} << 32;
-  return full && alike && hw.tuned >= 80 && dtype != kFloat64 && p.state == nullptr && !p.antithetic ? kBwdRows4 : kBwdRows1;
+  const SampleNormalBwdKernel wide = dtype == kFloat64 ? kBwdRows2 : kBwdRows4;
+  const std::int64_t width = width_of(wide);
+  const bool full = 4 * width * ceil_div(p.dim, width) <= 5 * p.dim,
+             alike = p.dim % width == 0 || p.columns <= std::int64_t{1} << 32;
+  return full && alike && hw.tuned >= 80 && p.state == nullptr && !p.antithetic ? wide : kBwdRows1;
 }
 
 SampleNormalBwdPlan plan_bwd(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
@@ -106,9 +110,7 @@ SampleNormalBwdPlan plan_bwd(const SampleNormalParams& p, DType dtype, const Har
   }
   plan.chunks = chunks_of_rows(groups, p.columns, tiles_of(p, plan.kernel), hw.multiprocessors);
   std::int64_t least = chunked_cycles(p, dtype, plan, hw);
-  const bool four = plan.kernel == kBwdRows4;
-  for (const SampleNormalBwdKernel kernel : {kBwdRows4, kBwdRows1}) {
-    if (kernel == kBwdRows4 && !four) continue;
+  for (const SampleNormalBwdKernel kernel : {plan.kernel, kBwdRows1}) {
     std::int64_t cycles = 0;
     const SampleNormalBwdPlan at_once = plan_at_once(p, dtype, kernel, hw, &cycles);
     if (cycles < least && at_once.blocks <= kMostBlocks) {

@@ -5,7 +5,10 @@
 
 namespace cuops {
 
-enum SampleNormalBwdKernel { kBwdRows1, kBwdRows4, kBwdColumns };
+// With so many columns a thread along rows; kBwdRows2 is float64's.
+enum SampleNormalBwdKernel { kBwdRows1, kBwdRows2, kBwdRows4, kBwdColumns };
+
+constexpr int width_of(SampleNormalBwdKernel kernel) { return kernel == kBwdRows4 ? 4 : kernel == kBwdRows2 ? 2 : 1; }
 
 struct SampleNormalBwdPlan {
   SampleNormalBwdKernel kernel;
