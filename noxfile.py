@@ -130,7 +130,7 @@ def sanitize(session: nox.Session) -> None:
     portable = {"synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}}  # larger ones have barriers that it breaks
     common = ("--error-exitcode=99", "--max-connections=99", "--require-cuda-init=no")  # where no test is chosen
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
-    runs = {"gpu and not captures": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "captures and not timed": {}}
+    runs = {"gpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "cached and not timed": {}}
     for tool in options.tools:
         sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
         for marked, environment in runs.items():

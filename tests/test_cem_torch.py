@@ -56,7 +56,7 @@ def test_a_state_that_wants_a_gradient_is_taken_without(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.captures
+@pytest.mark.cached
 def test_a_replayed_step_that_changes_what_a_gradient_needs_is_an_error():
     method = cem.CrossEntropyMethod(torch.zeros(3, device="cuda"), 1.0, 10, seed=1)
     step = method.capture(lambda x: x.sum(-1))
@@ -84,7 +84,7 @@ def test_autocast_of_the_caller_changes_no_step(options, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.parametrize(
     "options", [o for o in OPTIONS if "population_decay" not in o] + [{"low": -4.0, "high": 9.0}], ids=str
 )
@@ -122,6 +122,7 @@ def test_no_step_makes_the_host_wait():
 
 
 @pytest.mark.gpu
+@pytest.mark.cached
 @pytest.mark.parametrize(
     "options",
     [{}, {"low": -4.0, "high": 9.0}, {"keep_elites": 3}, {"antithetic": True}, {"dtype": torch.bfloat16}],

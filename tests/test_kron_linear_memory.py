@@ -8,7 +8,7 @@ import torch
 from kron_samples import columns_of, factors_of, random
 from samples import DTYPES
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.cached]
 
 
 def peak_beyond_results(run):

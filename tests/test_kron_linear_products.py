@@ -113,7 +113,7 @@ def in_turn(launch, turned, start):
     return x, apart
 
 
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "sizes",

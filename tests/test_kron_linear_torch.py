@@ -289,7 +289,7 @@ def test_results_may_be_changed_in_place(sizes, device):
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cuda_graph_replays_on_new_data(dtype):
     x, factors, bias = arguments(LARGE["four of 16"], dtype, "cuda")

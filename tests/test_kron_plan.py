@@ -124,7 +124,7 @@ def measured_microseconds(call):
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.timed
 @pytest.mark.parametrize(
     ("rows", "sizes", "dtype"),

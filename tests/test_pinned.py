@@ -62,7 +62,7 @@ def test_memory_that_cannot_be_locked_is_an_error(installation: Installation, dr
 
 
 @pytest.mark.gpu
-@pytest.mark.captures
+@pytest.mark.cached
 def test_memory_comes_and_goes_while_a_graph_is_captured():
     x, rows, kept = torch.ones(8, device="cuda"), np.ones((5000, 100), "float32"), [cuops.pinned_empty(1000)]
     graph, done = torch.cuda.CUDAGraph(), []

@@ -165,7 +165,7 @@ def test_an_inference_tensor_is_written_in_inference_mode_alone(device):
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.parametrize("n", [1024, 262_144, 300_003])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_launches_in_place_wait_for_one_another(rows, n):

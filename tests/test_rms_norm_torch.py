@@ -297,7 +297,7 @@ def test_every_path_gives_the_same_bits(shape, dtype):
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 def test_cuda_graph_replays_on_new_data():
     x, weight = make((64, 4096), torch.bfloat16, "cuda"), make((4096,), torch.bfloat16, "cuda", 1)
     graph = torch.cuda.CUDAGraph()
@@ -309,7 +309,7 @@ def test_cuda_graph_replays_on_new_data():
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 def test_gradients_in_a_cuda_graph_are_those_of_new_data():
     x, dy = (make((64, 4096), torch.bfloat16, "cuda", seed) for seed in (0, 1))
     weight = make((4096,), torch.bfloat16, "cuda", 2).requires_grad_()

@@ -108,7 +108,7 @@ def test_shared_noise_is_that_of_a_draw_of_one_dimension(shape, dtype, options):
 
 
 @pytest.mark.gpu
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.parametrize(
     ("d", "n", "shared"), [*itertools.product([3, 110, 256], [1, 5, 1024, 40_000], [False]), (256, 200_000, True)]
 )

@@ -52,9 +52,9 @@ def expect_sums(found, grad, mu, sigma, draw):
     wide = [a.cpu().double() for a in (grad, mu, sigma)]
     exact = reference.sample_normal_torch_backward(*wide, None, None, draw)
     # One rounding to the dtype; n in the sums' own, of up to sqrt(n) and by eps / 2 to either side, which is n eps / 2;
-    # and the noise, which is off by 1e-6 on the whole in float32, and by 2e-5 for bfloat16 on a GPU.
+    # and the noise, which is off by 1e-6 on the whole in float32, by 2e-5 for bfloat16 on a GPU, and by 2e-15 in float64 there.
     sums = torch.finfo(torch.promote_types(grad.dtype, torch.float32)).eps
-    noise = {torch.float64: 0.0, torch.bfloat16: 2e-5}.get(grad.dtype, 1e-6)
+    noise = {torch.float64: 2e-15, torch.bfloat16: 2e-5}.get(grad.dtype, 1e-6)
     shares = []
     for gradient, want in zip(found, exact, strict=False):
         allowed = torch.finfo(gradient.dtype).eps / 2 * want.abs() + 4 * draw.num_samples * (sums + noise)
@@ -213,9 +213,10 @@ def test_gradients_go_to_what_was_broadcast(device):
 
 
 @gpu
-@pytest.mark.parametrize(("n", "share"), [(2000, 0.3), (20_000, 0.1)])
+@pytest.mark.cached
+@pytest.mark.parametrize(("n", "share"), [(2000, 0.01), (20_000, 0.1)])
 def test_no_noise_is_stored_for_the_gradient(n, share):
-    """Only sums of chunks of the samples, which are more where it takes more chunks to fill the GPU."""
+    """Nothing where one launch does it all, else sums of chunks of the samples."""
     mu, sigma = leaves(*parameters((1000,), device="cuda"))
     before = torch.cuda.memory_allocated()
     x = cuops.sample_normal(mu, sigma, n, seed=1)

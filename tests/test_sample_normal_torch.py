@@ -149,7 +149,7 @@ def test_out_of_any_size_is_written_when_compiled():
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 @pytest.mark.parametrize("with_generator", [False, True])
 def test_every_replay_of_a_graph_draws_fresh_numbers(with_generator):
     mu, sigma = parameters((300,), device="cuda")
@@ -174,7 +174,7 @@ def test_every_replay_of_a_graph_draws_fresh_numbers(with_generator):
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 def test_the_seed_before_a_capture_reproduces_its_replays():
     mu, sigma = parameters((64,), device="cuda")
 
@@ -193,7 +193,7 @@ def test_the_seed_before_a_capture_reproduces_its_replays():
 
 
 @gpu
-@pytest.mark.captures
+@pytest.mark.cached
 def test_a_graph_of_forward_and_backward_uses_one_noise():
     mu, sigma = leaves(*parameters((40,), device="cuda"))
 
