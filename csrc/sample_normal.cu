@@ -29,7 +29,7 @@ __device__ void sample_rows(const SampleNormalParams& p) {
 #pragma unroll 1
     for (int left = groups_alike(group, end); left > 0; --left, ++group, at += 4 * row_bytes) {
       Pack<Acc, 4> z[1] = {normals_of<T>(noise, static_cast<unsigned>(group), static_cast<unsigned>(numbered), top)};
-      auto store = [&](char* to, Acc z) { *reinterpret_cast<T*>(to) = of.at(z); };
+      auto store = [&](char* to, Acc normal) { *reinterpret_cast<T*>(to) = of.at(normal); };
       if (group >= p.whole_group && group < p.end_whole) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) store(at + i * row_bytes, z[0].at[i]);

@@ -63,6 +63,10 @@ struct SampleAtOnceParams {
 };
 static_assert(sizeof(SampleAtOnceParams) == 320, "host and device must agree on the layout");
 
+// In the gradient in one launch, threads of a block add up in slices, a warp each or a chunk that is more: how many threads, as a
+// power of two.
+constexpr unsigned slice_shift_of(unsigned tiles_shift) { return tiles_shift > 5 ? tiles_shift : 5; }
+
 // The gradients, from their sums over chunks.
 struct SampleSumParams {
   const void* partial;  // (chunks, 2, columns)

@@ -270,6 +270,29 @@ def test_gradients_of_few_samples_take_one_launch(
     assert len(clusters(tmp_path / "log")) == 2 * (5 * 1 + 1 * 2)
 
 
+@pytest.mark.parametrize("capability", [60, 75, 80, 86, 90, 120])
+def test_every_draw_and_its_gradient_have_kernels(
+    installation: Installation, driver: Path, tmp_path: Path, capability: int
+):
+    code = """
+        import itertools
+        library, kinds = _backend.library(), itertools.product((0, -1), (False, True), (False, True), (False, True))
+        for (sample_dim, shared, antithetic, on_device), dim, n in itertools.product(kinds, (8, 6, 7), (1, 37, 50_000)):
+            state = on_cuda((1,), "int64") if on_device else None
+            for dtype in "float64", "float32", "float16":
+                x = on_cuda((n, dim) if sample_dim == 0 else (dim, n), dtype)
+                mu, sigma, dmu, dsigma = (on_cuda((dim,), dtype) for _ in range(4))
+                layout = 1, 0, 0, sample_dim, shared, antithetic
+                library.sample_normal_fwd(x, mu, sigma, 0.0, None, None, state, 0, *layout)
+                chunks = library.sample_normal_bwd_chunks(x, state, 0, sample_dim, antithetic)
+                partial = on_cuda((chunks, 2, dim), "float64" if dtype == "float64" else "float32")
+                library.sample_normal_bwd(dmu, dsigma, partial, x, state, *layout)
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
+    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    assert len(clusters(tmp_path / "log")) > 2 * 16 * 9 * 3
+
+
 KRON_SIZES = [
     [(128, 128)] * 2, [(127, 127)] * 2, [(96, 96)] * 2, [(64, 64)] * 2, [(65, 63)] * 2, [(33, 40)] * 2, [(17, 96), (128, 4)],
     [(32, 32)] * 3, [(31, 30)] * 3, [(20, 24)] * 3, [(16, 16)] * 4, [(8, 8)] * 5, [(2, 2)] * 12, [(5, 7)] * 4, [(3, 3)] * 8,

@@ -132,7 +132,7 @@ def test_gradients_of_few_samples_take_one_launch(shape, n, dtype):
     mu, sigma = leaves(*parameters(shape, dtype, "cuda"))
     x = cuops.sample_normal(mu, sigma, n, seed=2)
     grad = normal(x.shape, x)
-    assert chunks_of(grad) == 0 or dtype == torch.float64
+    assert chunks_of(grad) == 0 or (dtype == torch.float64 and x.numel() > 3_000_000)
     found = torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
     shares = expect_sums(found, grad, mu, sigma, Draw(2, 0, n))
     assert min(shares) > (0.5 if mu.numel() < 20 else 0.9)
@@ -171,7 +171,7 @@ def test_gradients_of_few_samples_of_any_kind(seed, dtype):
     )
     grad = torch.full((x.numel() + 16,), torch.nan, dtype=dtype, device="cuda")[offset:][: x.numel()].view(x.shape)
     grad.copy_(normal(x.shape, x))
-    assert chunks_of(grad, start, antithetic, state) == 0 or dtype == torch.float64
+    assert chunks_of(grad, start, antithetic, state) == 0
     found = torch.autograd.grad(x, (mu, sigma), grad)
     stream = 0 if state is None else 3
     shares = expect_sums(found, grad, mu, sigma, Draw(2, stream, n, start, 0, shared, antithetic))

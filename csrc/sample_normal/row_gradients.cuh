@@ -24,7 +24,7 @@ __device__ void fetch_group(Fetched<T, kWidth> (&g)[4], const SampleNormalParams
 #pragma unroll
     for (int i = 0; i < 4; ++i) g[i] = fetch<T, kWidth>(at + i * p.dim);
   } else if constexpr (kWidth > 1) {
-    if (kWidth == 4 && whole && p.lanes == 2) {
+    if (kWidth > 2 && whole && p.lanes == 2) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) g[i] = fetch_first<2, kWidth>(at + i * p.dim, count);
     } else if (whole) {

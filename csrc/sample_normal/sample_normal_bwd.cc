@@ -18,8 +18,8 @@ int64_t sample_normal_bwd_chunks(TensorView grad, OptionalTensor state, int64_t 
 unsigned lanes_for(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel) {
   const auto at = reinterpret_cast<std::uintptr_t>(p.samples);
   auto fits = [&](unsigned width) { return p.dim % width == 0 && at % (width * size_of(dtype)) == 0; };
-  unsigned width = width_of(kernel);
-  while (!fits(width)) width /= 2;
+  unsigned width = columns_of(kernel);
+  while (width > 1 && !fits(width)) width /= 2;
   return width;
 }
 
@@ -28,8 +28,8 @@ void launch_at_once(SampleAtOnceParams& all, DType dtype, const SampleNormalBwdP
                                  {{"sample_normal_bwd_at_once", {"_rows_1_at_once", "_rows_2_at_once", "_rows_4_at_once"}}});
   all.draw.step = plan.step;
   all.draw.lanes = lanes_for(all.draw, dtype, plan.kernel);
-  all.tiles_shift = static_cast<unsigned>(plan.tiles_shift);
-  const int slices = plan.threads >> std::max(plan.tiles_shift, 5), sums = 2 * width_of(plan.kernel) << plan.tiles_shift;
+  all.tiles_shift = plan.tiles_shift;
+  const int slices = plan.threads >> slice_shift_of(plan.tiles_shift), sums = 2 * columns_of(plan.kernel) << plan.tiles_shift;
   LaunchShape shape{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.threads)};
   shape.shared_bytes = static_cast<unsigned>((slices - 1) * sums * size_of(accumulator_of(dtype)));  // one slice stays
   shape.overlaps = true;

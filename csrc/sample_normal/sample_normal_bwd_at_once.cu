@@ -13,7 +13,7 @@ __device__ void add_up_chunks(Acc (&sums)[2][kWidth], unsigned tiles_shift) {
 #pragma unroll
     for (int j = 0; j < 2 * kWidth; ++j) sums[j / kWidth][j % kWidth] += __shfl_xor_sync(~0u, sums[j / kWidth][j % kWidth], offset);
   }
-  const unsigned slice_shift = max(tiles_shift, 5u), slices = blockDim.x >> slice_shift;  // of a warp, or of a chunk that is more
+  const unsigned slice_shift = slice_shift_of(tiles_shift), slices = blockDim.x >> slice_shift;
   const unsigned slice = threadIdx.x >> slice_shift, tile = threadIdx.x & ((1u << slice_shift) - 1);
   if (slices == 1) return;
   extern __shared__ uint4 shared[];

@@ -53,14 +53,13 @@ std::int64_t chunked_cycles(const SampleNormalParams& p, DType dtype, const Samp
 
 // With the fewest cycles for one launch, its blocks having as many threads as a multiprocessor with its share of blocks has room
 // for. They all end at about the same time, which takes an eighth longer than many blocks one after the other.
-SampleNormalBwdPlan plan_at_once(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel, const Hardware& hw,
-                                 std::int64_t* least) {
+SampleNormalBwdPlan plan_at_once(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel, const Hardware& hw) {
   const std::int64_t groups = p.end_group - p.group, tiles = tiles_of(p, kernel), size = size_of(dtype);
-  const std::int64_t tile_bytes = width_of(kernel) * size;
+  const std::int64_t tile_bytes = columns_of(kernel) * size;
   const std::int64_t place = p.dim * size | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p.samples));
   const GroupCycles group = cycles_of(dtype, kernel, hw);
   SampleNormalBwdPlan best{kernel, 0};
-  *least = INT64_MAX;
+  best.cycles = INT64_MAX / 2;
   for (int shift = 0; shift <= kMostTilesShift; ++shift) {
     const std::int64_t width = std::int64_t{1} << shift, blocks = ceil_div(tiles, width);
     const std::int64_t busiest = ceil_div(blocks, hw.multiprocessors);
@@ -73,20 +72,18 @@ SampleNormalBwdPlan plan_at_once(const SampleNormalParams& p, DType dtype, Sampl
     const std::int64_t time =
         std::max({busiest * (warps * (step * group.busy + kWarpCycles) + kBlockCycles), together * step * group.alone,
                   busiest * bytes / kFetchBytes, blocks * bytes / (kBusyFetchBytes * hw.multiprocessors)});
-    if (time <= *least) {
-      best = {kernel, 0, step, blocks, static_cast<int>(warps * kWarp), shift};
-      *least = time;
-    }
+    if (time <= best.cycles && blocks <= kMostBlocks)
+      best = {kernel, 0, step, blocks, static_cast<int>(warps * kWarp), static_cast<unsigned>(shift), time};
     if (blocks == 1) break;
   }
-  *least += *least / 8;
+  best.cycles += best.cycles / 8;
   return best;
 }
 
 }  // namespace
 
 std::int64_t tiles_of(const SampleNormalParams& p, SampleNormalBwdKernel kernel) {
-  return p.columns / p.dim * ceil_div(p.dim, std::int64_t{width_of(kernel)});
+  return p.columns / p.dim * ceil_div(p.dim, std::int64_t{columns_of(kernel)});
 }
 
 // Four columns a thread, or two in float64, unless that leaves too many without a number, and where the host knows the seed.
@@ -94,7 +91,7 @@ std::int64_t tiles_of(const SampleNormalParams& p, SampleNormalBwdKernel kernel)
 SampleNormalBwdKernel chunk_kernel_for(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
   if (p.along_columns) return kBwdColumns;
   const SampleNormalBwdKernel wide = dtype == kFloat64 ? kBwdRows2 : kBwdRows4;
-  const std::int64_t width = width_of(wide);
+  const std::int64_t width = columns_of(wide);
   const bool full = 4 * width * ceil_div(p.dim, width) <= 5 * p.dim,
              alike = p.dim % width == 0 || p.columns <= std::int64_t{1} << 32;
   return full && alike && hw.tuned >= 80 && p.state == nullptr && !p.antithetic ? wide : kBwdRows1;
@@ -102,23 +99,18 @@ SampleNormalBwdKernel chunk_kernel_for(const SampleNormalParams& p, DType dtype,
 
 SampleNormalBwdPlan plan_bwd(const SampleNormalParams& p, DType dtype, const Hardware& hw) {
   const std::int64_t groups = p.end_group - p.group;
-  SampleNormalBwdPlan plan{chunk_kernel_for(p, dtype, hw), 1};
-  if (plan.kernel == kBwdColumns) {
+  const SampleNormalBwdKernel kernel = chunk_kernel_for(p, dtype, hw);
+  SampleNormalBwdPlan plan{kernel, 1};
+  if (kernel == kBwdColumns) {
     const std::int64_t wanted = ceil_div(std::int64_t{hw.multiprocessors} * 2048, p.columns * kSampleThreads);
     plan.chunks = ceil_div(groups, std::max<std::int64_t>(ceil_div(groups, wanted), 8 * kSampleThreads));
     return plan;
   }
-  plan.chunks = chunks_of_rows(groups, p.columns, tiles_of(p, plan.kernel), hw.multiprocessors);
-  std::int64_t least = chunked_cycles(p, dtype, plan, hw);
-  for (const SampleNormalBwdKernel kernel : {plan.kernel, kBwdRows1}) {
-    std::int64_t cycles = 0;
-    const SampleNormalBwdPlan at_once = plan_at_once(p, dtype, kernel, hw, &cycles);
-    if (cycles < least && at_once.blocks <= kMostBlocks) {
-      plan = at_once;
-      least = cycles;
-    }
-  }
-  return plan;
+  plan.chunks = chunks_of_rows(groups, p.columns, tiles_of(p, kernel), hw.multiprocessors);
+  plan.cycles = chunked_cycles(p, dtype, plan, hw);
+  const auto sooner = [](const SampleNormalBwdPlan& a, const SampleNormalBwdPlan& b) { return b.cycles < a.cycles ? b : a; };
+  plan = sooner(plan, plan_at_once(p, dtype, kernel, hw));
+  return kernel == kBwdRows1 ? plan : sooner(plan, plan_at_once(p, dtype, kBwdRows1, hw));
 }
 
 }  // namespace cuops

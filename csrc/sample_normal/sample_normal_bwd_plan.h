@@ -8,15 +8,16 @@ namespace cuops {
 // With so many columns a thread along rows; kBwdRows2 is float64's.
 enum SampleNormalBwdKernel { kBwdRows1, kBwdRows2, kBwdRows4, kBwdColumns };
 
-constexpr int width_of(SampleNormalBwdKernel kernel) { return kernel == kBwdRows4 ? 4 : kernel == kBwdRows2 ? 2 : 1; }
+constexpr int columns_of(SampleNormalBwdKernel kernel) { return kernel == kBwdRows4 ? 4 : kernel == kBwdRows2 ? 2 : 1; }
 
 struct SampleNormalBwdPlan {
   SampleNormalBwdKernel kernel;
   std::int64_t chunks;    // of the samples, whose sums a second launch adds up; 0: one launch does all, with what follows
   std::int64_t step = 0;  // groups that a thread takes
   std::int64_t blocks = 0;
-  int threads = 0;      // of a block
-  int tiles_shift = 0;  // tiles of columns that a block has, as a power of two
+  int threads = 0;           // of a block
+  unsigned tiles_shift = 0;  // tiles of columns that a block has, as a power of two
+  std::int64_t cycles = 0;   // that it is going to take
 };
 
 SampleNormalBwdPlan plan_bwd(const SampleNormalParams& p, DType dtype, const Hardware& hw);

@@ -16,7 +16,10 @@ Words (w0, w1) make the normals of the first two samples of a group, (w2, w3) th
     c = cos(angle), negative where bit 31 of w1 is set; s = sin(angle)
     the normals are radius (c, s), or radius (s, c) where bit 30 of w1 is set
 
-In float64, the words' other 32 bits continue u, which is cut to 53 bits, and a, to 52 in all, without a last one set.
+In float64, part 1's words v0 and v1 continue them:
+
+    u = (w0 + (v0 + 1/2) / 2^32) / 2^32, cut to 53 bits
+    a = ((w1 mod 2^23, its last bit cleared) + floor(v1 / 4) / 2^29) / 2^22 - 1
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), https://doi.org/10.1145/2063384.2063405.
 """
@@ -77,7 +80,8 @@ def normals(xp: Any, first: tuple[Any, ...], second: tuple[Any, ...] | None) -> 
         else:
             rest = (_wide(second[i]) + 0.5) * 2.0**-32
             u = _wide(w0) + rest
-            u = xp.where(u - w0 > rest, xp.nextafter(u, xp.zeros_like(u)), u) * 2.0**-32
+            bits = u.view(xp.int64)
+            u = xp.where(u - w0 > rest, bits - 1, bits).view(xp.float64) * 2.0**-32
             fraction = _wide((w1 & 0x7FFFFE) << 29 | second[i + 1] >> 2) * 2.0**-29
         radius = xp.sqrt(-2 * xp.log(u))
         angle = (fraction * 2.0**-22 - 1) * (math.pi / 4)
