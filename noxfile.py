@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -24,12 +25,17 @@ TESTED_ROW = "cu121"  # of cuda.toml, where one backend is enough
 WORKERS = ("-n", str(len(os.sched_getaffinity(0))))  # of pytest
 
 
-TRAIN = {"PYTHONPATH": "build_backend"}
-
-
 def locked(session: nox.Session, name: str) -> None:
     """Installs what a step of the release train needs, at the versions and with the hashes of requirements/."""
     session.install("-q", "--require-hashes", "-r", f"requirements/{name}.txt")
+
+
+TRAIN = {"PYTHONPATH": "build_backend"}
+
+
+def train(session: nox.Session, *command: str, **options: Any) -> Any:
+    """Runs a step of the release train; one that is interrupted has time to undo what it began."""
+    return session.run("python", "-m", *command, env=TRAIN, interrupt_timeout=120, terminate_timeout=60, **options)
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -193,21 +199,21 @@ def plan(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Cut a release: version and changelog from the commits, the commit and its tag (-- --push origin)."""
     locked(session, "release")
-    session.run("python", "-m", "release.cut", *session.posargs, env=TRAIN)
+    train(session, "release.cut", *session.posargs)
 
 
 @nox.session
 def publish(session: nox.Session) -> None:
     """Upload the wheels in dist/ to a package index (-- --index NAME --simple URL), all verified before the first."""
     locked(session, "attest" if "--attest" in session.posargs else "release")
-    session.run("python", "-m", "release.publish", *session.posargs, env=TRAIN)
+    train(session, "release.publish", *session.posargs)
 
 
 @nox.session
 def docker(session: nox.Session) -> None:
     """Build images with docker, podman or buildah, and try them (-- --cuda cu121 --push --registry HOST)."""
     locked(session, "release")
-    session.run("python", "-m", "release.images", *session.posargs, env=TRAIN)
+    train(session, "release.images", *session.posargs)
 
 
 @nox.session
@@ -219,14 +225,14 @@ def nightly(session: nox.Session) -> None:
     if options.machine and platform.machine() not in options.machine:
         session.error(f"--machine: what is built is tried here, so {platform.machine()} has to be among them")
     locked(session, "release")
-    step = ("python", "-m", "release.nightly", "--index", str(options.index))
+    step = ("release.nightly", "--index", str(options.index))
     mirror = ("--mirror", options.mirror) if options.mirror else ()
-    decided = session.run(*step, "decide", *mirror, "--rows", *rows, env=TRAIN, silent=True, stderr=None)
+    decided = train(session, *step, "decide", *mirror, "--rows", *rows, silent=True, stderr=None)
     if not str(decided or "").strip():
-        session.skip("nothing is new since the last nightly")
+        session.skip("nothing is new since the last nightly, or the commit is a release")
     wheelhouse.build(session, rows, DIST, options.machine)
     locked(session, "release")
-    session.run(*step, "add", f"--dist={DIST}", "--rows", *rows, env=TRAIN)
+    train(session, *step, "add", f"--dist={DIST}", "--rows", *rows)
     if options.images:
         session.notify("docker", ["--cuda", *rows])
 
@@ -235,11 +241,11 @@ def nightly(session: nox.Session) -> None:
 def github(session: nox.Session) -> None:
     """Say on GitHub what was done (-- release TAG FOLDER, or -- comment PULL_REQUEST FOLDER)."""
     locked(session, "release")
-    session.run("python", "-m", "release.github", *session.posargs, env=TRAIN)
+    train(session, "release.github", *session.posargs)
 
 
 @nox.session
 def rehearse(session: nox.Session) -> None:
     """Run the whole release train in a scratch clone, against an index and a registry on loopback, faults included."""
     locked(session, "rehearse")
-    session.run("python", "-m", "release.rehearse", *session.posargs, env=TRAIN)
+    train(session, "release.rehearse", *session.posargs)

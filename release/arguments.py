@@ -10,6 +10,13 @@ ENGINES = ("docker", "podman", "buildah")
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
+def _folder(text: str) -> Path:
+    """A folder that is there, or is to be made."""
+    if "://" in text or Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text}")
+    return Path(text)
+
+
 def _parser(session: str, description: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=f"nox -s {session} --", description=description)
 
@@ -53,7 +60,7 @@ def nightly() -> argparse.ArgumentParser:
     parser = _parser("nightly", "Builds, tries and indexes what is new since the last night.")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows of cuda.toml; by default all")
     parser.add_argument("--machine", nargs="+", choices=MACHINES)
-    parser.add_argument("--index", type=Path, default=Path(".cache/nightly"), help="the folder of the index")
+    parser.add_argument("--index", type=_folder, default=Path(".cache/nightly"), help="the folder of the index")
     parser.add_argument("--mirror", metavar="URL", help="where the index is published; fetched first")
     parser.add_argument("--images", action="store_true", help="build the images too")
     return parser

@@ -30,7 +30,7 @@ def _state(r: Rehearsal) -> tuple[str, ...]:
 
 
 def of_release(r: Rehearsal) -> None:
-    """A dirty tree; a tag that exists; an origin that refuses the push."""
+    """A dirty tree; a tag of this clone alone; an origin that refuses the push."""
     with r.station("fault: a dirty tree") as seen:
         before = (r.clone / "cuda.toml").read_text()
         (r.clone / "cuda.toml").write_text(before + "\n")
@@ -40,13 +40,13 @@ def of_release(r: Rehearsal) -> None:
             raise ReleaseError("a release was begun in a dirty tree")
         (r.clone / "cuda.toml").write_text(before)
     tag = "v{}.{}.{}".format(*read(r.clone).next)
-    with r.station("fault: a tag that exists") as seen:
+    with r.station("fault: a tag that the origin has not") as seen:
         elsewhere = git(r.clone, "commit-tree", "HEAD^{tree}", "-m", "chore: elsewhere").strip()
         git(r.clone, "tag", tag, elsewhere)
         state = _state(r)
-        seen.append(_expect(r.tool("cut", "--push", "origin", fails=True), "exists and is never moved"))
+        seen.append(_expect(r.tool("cut", "--push", "origin", fails=True), "that origin has not"))
         if _state(r) != state:
-            raise ReleaseError("a release was begun although its tag exists")
+            raise ReleaseError("a release was begun beside a tag that the origin has not")
         git(r.clone, "tag", "-d", tag)
     with r.station("fault: an origin that refuses the push") as seen:
         hook = r.origin / "hooks/pre-receive"

@@ -19,7 +19,12 @@ from packaging.version import Version
 
 from . import ReleaseError, arguments, wheels
 
-ASK = {"docker": "version", "podman": "info", "buildah": "version"}  # whether an engine works
+ASK = {"docker": ["version", "buildx version"], "podman": ["info"], "buildah": ["version"]}  # whether an engine works
+NEEDS = {
+    "docker": "Docker with buildx, and its daemon",
+    "podman": "apt-get install podman",
+    "buildah": "apt-get install buildah",
+}
 DOCTOR = ("cuops", "doctor", "--allow-no-gpu")
 TRIAL = ("python", "-c", "import cuops; print(cuops.__version__)")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
@@ -34,9 +39,9 @@ FILES = {"runtime": "docker/runtime.Dockerfile", "dev": "docker/dev.Dockerfile"}
 
 def works(engine: str) -> bool:
     """Whether an engine is here, with its daemon where it needs one."""
-    return (
-        bool(shutil.which(engine))
-        and subprocess.run([engine, ASK[engine]], capture_output=True, check=False).returncode == 0
+    return bool(shutil.which(engine)) and all(
+        subprocess.run([engine, *words.split()], capture_output=True, check=False).returncode == 0
+        for words in ASK[engine]
     )
 
 
@@ -46,7 +51,7 @@ class Engine:
     def __init__(self, name: str | None = None, environment: dict[str, str] | None = None) -> None:
         self.name = name or next((engine for engine in arguments.ENGINES if works(engine)), "")
         if name and not works(name):
-            raise ReleaseError(f"{name} does not work here: apt-get install {name}")
+            raise ReleaseError(f"{name} does not work here, which takes {NEEDS[name]}")
         if not self.name:
             raise ReleaseError(f"none of {', '.join(arguments.ENGINES)} works here: apt-get install buildah")
         self.environment = dict(os.environ) if environment is None else dict(environment)
@@ -67,7 +72,8 @@ class Engine:
         """What the engine prints; its messages go to the terminal."""
         done = subprocess.run([self.name, *words], env=self.environment, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            raise ReleaseError(f"{done.stdout}\n{self.name} {words[0]} failed with {done.returncode}")
+            said = f":\n{done.stdout.strip()}" if done.stdout.strip() else ""
+            raise ReleaseError(f"{self.name} {words[0]} failed with {done.returncode}{said}")
         return done.stdout.strip()
 
     def build(
@@ -106,6 +112,12 @@ class Engine:
     def forget(self, *tags: str) -> None:
         """Removes images from this machine."""
         self.run("rmi", "--force", *tags)
+
+    def let_go(self, store: Path) -> None:
+        """Unmounts what builds that were interrupted have in a store of images that is about to be removed."""
+        if self.name == "buildah":
+            subprocess.run([self.name, "rm", "--all"], env=self.environment, capture_output=True, check=False)
+            subprocess.run(["umount", str(store / "overlay")], capture_output=True, check=False)
 
     def debian(self, folder: Path) -> str:
         """Makes a slim image of Debian's packages with Python, without any registry; returns its name."""
@@ -188,8 +200,9 @@ def main() -> None:
     options = arguments.docker().parse_args()
     today = datetime.now(timezone.utc).strftime("%Y%m%d")
     try:
-        if unknown := set(options.cuda) - table.read(Path.cwd() / "cuda.toml").keys():
-            raise ReleaseError(f"--cuda: not in cuda.toml: {', '.join(sorted(unknown))}")
+        known = table.read(Path.cwd() / "cuda.toml")
+        if unknown := set(options.cuda) - known.keys():
+            raise ReleaseError(f"--cuda: {', '.join(sorted(unknown))} not in cuda.toml, which has {', '.join(known)}")
         if options.push and not options.registry:
             raise ReleaseError("--push needs --registry HOST:PORT")
         if options.push:
@@ -198,13 +211,20 @@ def main() -> None:
         engine = Engine(options.engine)
         head = read(Path.cwd()).version
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
+        if not options.index and options.image == "runtime":
+            there = {wheels.named(path)[0] for path in options.dist.glob("*.whl")}
+            if missing := [f"cuops-{row}" for row in options.cuda if f"cuops-{row}" not in there]:
+                raise ReleaseError(f"{options.dist}/ has no wheel of {', '.join(missing)}: nox -s wheels")
         built = {row: build(engine, options, row, version, version == head) for row in options.cuda}
         # All images are built and tried before the first is pushed, and the tags that move go last.
         releases = git(Path.cwd(), "tag", "--list").split()
         names = [(built[row], tag) for row in built for tag in tags(version, row, today, releases)]
         for local, tag in sorted(names, key=lambda name: not name[1].startswith(version)) if options.push else ():
             remote = f"{options.registry}/{local.split(':')[0]}:{tag}"
-            engine.push(local, remote)
+            try:
+                engine.push(local, remote)
+            except ReleaseError as error:
+                raise ReleaseError(f"the push stopped at {remote}; run the same command again. {error}") from None
             print(f"pushed {remote}")
     except (ReleaseError, VersionError) as error:
         sys.exit(f"docker: {error}")

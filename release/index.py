@@ -38,7 +38,9 @@ def add(root: Path, release: list[wheels.Wheel]) -> None:
     taken = {file["filename"]: file["hashes"]["sha256"] for files in pages.values() for file in files}
     for wheel in release:
         if taken.get(wheel.path.name, wheel.sha256) != wheel.sha256:
-            raise ReleaseError(f"{wheel.path.name} is in the index with other bytes")
+            raise ReleaseError(
+                f"{wheel.path.name} is in the index with other bytes: commit what changed, or begin another index"
+            )
     (root / "files").mkdir(parents=True, exist_ok=True)
     for wheel in release:
         if wheel.path.name in taken:
@@ -93,6 +95,8 @@ def _get(url: str) -> bytes:
 
 def _fetch(url: str, root: Path) -> None:
     url = url.rstrip("/")
+    if url.endswith("/simple"):
+        raise ReleaseError(f"--mirror: expected the address above simple/, got {url}")
     page = requests.get(f"{url}/simple/{JSON_PAGE}", timeout=60)
     if page.status_code == requests.codes.not_found:
         print(f"{page.url} is not there: the index begins anew", file=sys.stderr)

@@ -36,11 +36,17 @@ def try_out(folder: Path, rows: list[str]) -> None:
             venv.create(scratch, with_pip=True)
             python = Path(scratch, "bin", "python")
             install = (python, "-m", "pip", "install", "-q")
-            subprocess.run([*install, "--require-hashes", "-r", "requirements/runtime.txt"], check=True)
-            subprocess.run([*install, "--find-links", folder, f"cuops-{row}=={version}"], check=True)
-            said = subprocess.run(
-                [python, "-c", CHECK], cwd=scratch, check=True, capture_output=True, text=True
-            ).stdout.strip()
+            try:
+                subprocess.run([*install, "--require-hashes", "-r", "requirements/runtime.txt"], check=True)
+                subprocess.run([*install, "--find-links", folder, f"cuops-{row}=={version}"], check=True)
+                computed = subprocess.run(
+                    [python, "-c", CHECK], cwd=scratch, check=True, stdout=subprocess.PIPE, text=True
+                )
+            except subprocess.CalledProcessError:
+                raise ReleaseError(
+                    f"cuops-{row} {version} does not install or compute, so nothing is added to the index"
+                ) from None
+            said = computed.stdout.strip()
         if said != version:
             raise ReleaseError(f"cuops-{row} {version} says that it is {said}")
         print(f"cuops-{row} {version} installs and computes in a clean environment")

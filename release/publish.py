@@ -41,7 +41,9 @@ def publish(
     wheels.check_sums(folder)
     release = wheels.read_set(folder, rows)
     if Version(release[0].version).is_prerelease:
-        raise ReleaseError(f"{release[0].version} is no release: tag the commit, and build its wheels")
+        raise ReleaseError(
+            f"{release[0].version} is no release: nox -s release makes one, whose wheels are to be built"
+        )
     twine("check", "--strict", *(str(wheel.path) for wheel in release))
     try:
         there = published(simple, {wheel.name for wheel in release})

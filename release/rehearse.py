@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from cuops_build.version import git, read
+from cuops_build.version import VersionError, git, read
 from rich.console import Console
 from rich.table import Table
 
@@ -231,19 +231,26 @@ def all_images(r: Rehearsal, nightly_version: str, version: str, url: str, base:
 def rehearse(scratch: Path, base: str | None) -> Table:
     """The whole train; returns the table of what was verified."""
     r = Rehearsal(scratch)
+    servers.registry_binary()  # which the last stations would miss, as an engine
+    containers = engine(r)
     git(Path.cwd(), "clone", "--quiet", "--bare", str(Path.cwd()), str(r.origin))
     git(r.origin, "update-ref", "refs/heads/main", git(Path.cwd(), "rev-parse", "HEAD").strip())
     git(r.origin, "symbolic-ref", "HEAD", "refs/heads/main")
+    for later in git(r.origin, "tag", "--no-merged", "refs/heads/main").split():  # than an older branch
+        git(r.origin, "tag", "-d", later)
     git(r.origin, "clone", "--quiet", str(r.origin), str(r.clone))
     commit_and_compare(r)
     nightly_version = nightly(r)
     faults.of_release(r)
     version = release(r)
-    with servers.package_index(r.scratch / "index") as url:
-        faults.of_publish(r, version, url)
-        publish(r, version, url)
-        faults.of_images(r)
-        all_images(r, nightly_version, version, url, base)
+    try:
+        with servers.package_index(r.scratch / "index") as url:
+            faults.of_publish(r, version, url)
+            publish(r, version, url)
+            faults.of_images(r)
+            all_images(r, nightly_version, version, url, base)
+    finally:
+        containers.let_go(r.scratch / "images")
     return r.table
 
 
@@ -256,8 +263,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cuops-rehearsal-", ignore_cleanup_errors=True) as scratch:
         try:
             table = rehearse(Path(scratch), options.base)
-        except ReleaseError as error:
+        except (ReleaseError, VersionError) as error:
             sys.exit(f"rehearse: {error}")
+        except KeyboardInterrupt:
+            sys.exit("rehearse: interrupted")
+    if Path(scratch).exists():
+        print(f"{scratch} could not be removed: what is mounted there, mount tells")
     Console(width=None if sys.stdout.isatty() else 150).print(table)
     print(f"everything agrees, after {time.monotonic() - started:.0f} s")
 

@@ -73,13 +73,17 @@ def package_index(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+def registry_binary() -> str:
+    """The program of an image registry."""
+    for path in filter(None, map(shutil.which, REGISTRIES)):
+        return path
+    raise ReleaseError("there is no image registry to rehearse with: apt-get install docker-registry")
+
+
 @contextlib.contextmanager
 def image_registry(folder: Path) -> Iterator[str]:
     """An image registry; yields its host and port."""
-    binary = next(filter(None, map(shutil.which, REGISTRIES)), None)
-    if not binary:
-        raise ReleaseError("there is no image registry to rehearse with: apt-get install docker-registry")
-    port = free_port()
+    binary, port = registry_binary(), free_port()
     folder.mkdir(parents=True)
     (folder / "config.yml").write_text(REGISTRY.format(folder=folder / "data", port=port))
     with _running([binary, "serve", str(folder / "config.yml")], port, folder / "log"):

@@ -80,14 +80,51 @@ def test_a_higher_version_may_be_given_and_a_lower_one_not(clone):
 
 def test_there_has_to_be_something_to_release(clone):
     cut.cut(clone, "", None)
-    with pytest.raises(ReleaseError, match="tagged already"):
+    with pytest.raises(ReleaseError, match=r"this commit is 0\.3\.1 already"):
         cut.cut(clone, "", None)
+
+
+def test_a_release_that_was_made_here_is_pushed_by_another_call(clone):
+    tag = cut.cut(clone, "", None)
+    made = git(clone, "rev-parse", "HEAD")
+    with pytest.raises(ReleaseError, match=r"nothing to release: this commit is 0\.3\.1 already"):
+        cut.cut(clone, "0.4.0", "origin")
+    assert cut.cut(clone, "", "origin") == tag
+    origin = clone.parent / "origin.git"
+    assert git(origin, "rev-parse", "v0.3.1^{commit}") == git(origin, "rev-parse", "main") == made
+    with pytest.raises(ReleaseError, match="already"):
+        cut.cut(clone, "", "origin")
+
+
+def test_a_release_is_made_on_a_branch(clone):
+    git(clone, "checkout", "--quiet", "--detach")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match="no branch is checked out: git checkout main"):
+        cut.cut(clone, "", None)
+    assert state(clone) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "commit", "where"),
+    [("v5.0.0", "HEAD~", "not"), ("v5.0.0", "HEAD", "not"), ("v0.3.0", "HEAD~", "elsewhere")],
+)
+def test_a_tag_of_this_clone_alone_leads_to_no_release(clone, name, commit, where):
+    """Versions follow from tags, and the changelog has a section for each."""
+    git(clone, "tag", "--force", "-a", name, "-m", "by hand", commit)
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=f"a tag {name} that origin has {where}, .*: git tag -d {name}"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+    git(clone, "tag", "-d", name)
+    git(clone, "fetch", "--quiet", "--tags", "origin")
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
 
 
 def test_a_dirty_tree_is_left_as_it_is(clone):
     (clone / "cliff.toml").write_text("")
+    (clone / "new.cu").write_text("")
     before = state(clone)
-    with pytest.raises(ReleaseError, match="not committed"):
+    with pytest.raises(ReleaseError, match=r"not committed \(cliff.toml, new.cu\): .* git stash -u"):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
 
@@ -96,9 +133,12 @@ def test_a_tag_that_exists_at_the_origin_is_not_moved(clone):
     elsewhere = git(clone, "commit-tree", "HEAD^{tree}", "-m", "chore: elsewhere").strip()
     git(clone, "push", "--quiet", "origin", f"{elsewhere}:refs/tags/v0.3.1")
     before = state(clone)
-    with pytest.raises(ReleaseError, match=r"v0\.3\.1 exists and is never moved"):
+    with pytest.raises(ReleaseError, match=r"such as v0\.3\.1: git pull --tags origin main"):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
+    git(clone, "tag", "v0.3.1", elsewhere)
+    with pytest.raises(ReleaseError, match=r"v0\.3\.1 exists and is never moved"):
+        cut.cut(clone, "", None)
 
 
 @pytest.mark.parametrize("fault", ["a hook", "a commit that is not here"])
@@ -131,7 +171,7 @@ def test_a_branch_of_the_name_of_the_tag_at_the_origin_stops_the_release(clone):
 def test_a_clone_without_the_tags_of_its_origin_releases_nothing(clone):
     git(clone, "tag", "-d", "v0.3.0")
     before = state(clone)
-    with pytest.raises(ReleaseError, match=r"such as v0\.3\.0: git fetch --tags origin"):
+    with pytest.raises(ReleaseError, match=r"such as v0\.3\.0: git pull --tags origin main"):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
 
@@ -148,17 +188,24 @@ def test_a_push_whose_answer_was_lost_is_a_release(clone, monkeypatch):
     assert git(clone.parent / "origin.git", "rev-parse", "v0.3.1^{commit}") == git(clone, "rev-parse", "HEAD")
 
 
-def test_nothing_stays_behind_after_an_interrupt(clone, monkeypatch):
+@pytest.mark.parametrize("pushed", [False, True])
+def test_an_interrupt_leaves_nothing_or_a_whole_release(clone, monkeypatch, pushed):
     def interrupted(root, *arguments):
+        done = git(root, *arguments) if arguments[0] != "push" or pushed else ""
         if arguments[0] == "push":
             raise KeyboardInterrupt
-        return git(root, *arguments)
+        return done
 
     monkeypatch.setattr(cut, "git", interrupted)
+    monkeypatch.setattr("sys.argv", ["release", "--push", "origin"])
     before = state(clone)
-    with pytest.raises(KeyboardInterrupt):
-        cut.cut(clone, "", "origin")
-    assert state(clone) == before
+    if pushed:
+        cut.main()
+        assert git(clone.parent / "origin.git", "rev-parse", "v0.3.1^{commit}") == git(clone, "rev-parse", "HEAD")
+    else:
+        with pytest.raises(SystemExit, match="interrupted, and undone"):
+            cut.main()
+        assert state(clone) == before
 
 
 @pytest.mark.parametrize("where", ["the branch feature", "no branch"])

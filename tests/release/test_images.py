@@ -25,6 +25,14 @@ def test_a_registry_has_no_scheme():
         images.check_registry("https://ghcr.io")
 
 
+def test_an_image_is_not_begun_without_its_wheels(release, monkeypatch):
+    monkeypatch.setattr(images, "works", lambda engine: True)
+    monkeypatch.setattr(images.Engine, "_overlays", lambda engine: True)
+    monkeypatch.setattr("sys.argv", ["docker", "--cuda", "cu118", "cu130", "--dist", str(release("0.2.0"))])
+    with pytest.raises(SystemExit, match="has no wheel of cuops-cu130: nox -s wheels"):
+        images.main()
+
+
 @pytest.mark.parametrize("name", arguments.ENGINES)
 def test_a_build_reaches_an_index_on_loopback(name, tmp_path, monkeypatch):
     said = []

@@ -13,7 +13,7 @@ import requests
 from pypi_simple import PyPISimple
 from small_wheels import ROWS, write_wheel
 
-from release import ReleaseError, index, nightly, serve, wheels
+from release import ReleaseError, arguments, index, nightly, serve, wheels
 
 
 @pytest.fixture
@@ -123,6 +123,36 @@ def test_a_version_is_there_once_the_backends_pages_are(release, tmp_path, monke
     assert index.versions(root) == []
     add(root, built)
     assert list(map(str, index.versions(root))) == ["0.2.0.dev3"]
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_the_address_for_pip_is_none_of_a_mirror(url, tmp_path, slash):
+    """Nothing is there below simple/, of which a new index would begin."""
+    with pytest.raises(ReleaseError, match="--mirror: expected the address above simple/"):
+        index.mirror(f"{url}/simple{slash}", tmp_path / "index")
+
+
+def test_the_folder_of_an_index_is_no_address_and_no_file(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for wrong in ("https://cuops.github.io/cuops/simple", str(tmp_path / "file")):
+        with pytest.raises(SystemExit):
+            arguments.nightly().parse_args(["--index", wrong])
+        assert f"--index: expected a folder, got {wrong}" in capsys.readouterr().err
+
+
+def test_a_wheel_that_does_not_install_ends_the_night_with_its_name(release, tmp_path, monkeypatch, capfd):
+    def run(command, **options):
+        done = [sys.executable, "-c", "import sys; sys.exit('libfoo.so.3 is missing')"] if "-c" in command else ["true"]
+        return subprocess_run(done, **options)
+
+    subprocess_run = subprocess.run
+    monkeypatch.setattr(nightly.venv, "create", lambda *_, **__: None)
+    monkeypatch.setattr(nightly.subprocess, "run", run)
+    with pytest.raises(
+        ReleaseError, match=r"cuops-cu118 0\.2\.0\.dev3 does not install or compute, so nothing is added"
+    ):
+        nightly.try_out(release("0.2.0.dev3"), list(ROWS))
+    assert "libfoo.so.3 is missing" in capfd.readouterr().err
 
 
 def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
