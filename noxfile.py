@@ -173,8 +173,15 @@ def lock(session: nox.Session) -> None:
 def audit(session: nox.Session) -> None:
     """Look for known vulnerabilities in everything that requirements/ pins."""
     session.install("-q", *group("audit"))
+    command = ("pip-audit", "--strict", "--require-hashes", "--disable-pip", *session.posargs)
+    failed = []
     for pins in sorted(Path("requirements").glob("*.txt")):
-        session.run("pip-audit", "--strict", "--require-hashes", "--disable-pip", "-r", str(pins), *session.posargs)
+        try:
+            session.run(*command, "-r", str(pins))
+        except nox.command.CommandFailed:
+            failed.append(pins.name)
+    if failed:
+        session.error(f"vulnerable, or not to be told: {', '.join(failed)}")
 
 
 @nox.session
