@@ -22,15 +22,13 @@ nox.options.error_on_missing_interpreters = True
 
 DIST = Path("dist")
 TESTED_ROW = "cu121"  # of cuda.toml, where one backend is enough
+TRAIN = {"PYTHONPATH": "build_backend"}
 WORKERS = ("-n", str(len(os.sched_getaffinity(0))))  # of pytest
 
 
 def locked(session: nox.Session, name: str) -> None:
     """Installs what a step of the release train needs, at the versions and with the hashes of requirements/."""
     session.install("-q", "--require-hashes", "-r", f"requirements/{name}.txt")
-
-
-TRAIN = {"PYTHONPATH": "build_backend"}
 
 
 def train(session: nox.Session, *command: str, **options: Any) -> Any:

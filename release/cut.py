@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from cuops_build.version import TAG, History, VersionError, git, read
@@ -28,22 +31,24 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     A release that an earlier call without a remote made is pushed as it is.
     """
     history = read(root)
-    if history.dirty:
-        changed = ", ".join(line[3:] for line in git(root, "status", "--porcelain").splitlines()[:3])
+    if history.changed:
         raise ReleaseError(
-            f"the working tree has changes that are not committed ({changed}): commit them, or put them aside with "
-            "git stash -u"
+            f"the working tree has changes that are not committed ({', '.join(history.changed[:3])}): commit them, or "
+            "put them aside with git stash -u"
         )
-    branch, made = git(root, "rev-parse", "--abbrev-ref", "HEAD").strip(), release_of_head(root)
+    branch, made = git(root, "branch", "--show-current").strip(), release_of_head(root)
     if remote:
         expect_default_branch(root, remote, branch)
         expect_the_same_releases(root, remote, branch, made)
-    elif branch == "HEAD":
+    elif not branch:
         raise ReleaseError("releases are made on a branch, and no branch is checked out: git checkout main")
+    if made and remote and made not in tags_of(root, remote):
+        if version not in ("", made[1:]):
+            raise ReleaseError(f"{made} was made here and is not pushed yet. To undo it: {undoing(made)}")
+        expect_release(root, made)
+        push(root, remote, branch, made)
+        return made
     if not history.messages:
-        if made and version in ("", made[1:]) and remote and made not in tags_of(root, remote):
-            push(root, remote, branch, made)
-            return made
         raise ReleaseError(f"there is nothing to release: this commit is {history.version} already")
     tag = f"v{version}" if version else "v{}.{}.{}".format(*history.next)
     if not TAG.fullmatch(tag):
@@ -55,31 +60,51 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     try:
         cliff("--tag", tag, "--output", CHANGELOG)
         git(root, "add", CHANGELOG)
-        git(root, "commit", "--no-verify", "-m", f"chore(release): {tag}")
+        git(root, "commit", "--no-verify", "--allow-empty", "-m", f"chore(release): {tag}")  # empty after one undone
         git(root, "tag", "-a", tag, "-m", f"cuops {tag[1:]}")
         if remote:
             push(root, remote, branch, tag)
     except BaseException:  # a key that is pressed, too
-        if remote and is_pushed(root, remote, tag):  # only the answer was lost
-            return tag
-        if git(root, "tag", "--list", tag):
-            git(root, "tag", "-d", tag)
-        git(root, "reset", "--hard", before)  # the tree was clean: only this release's changes go
+        with undisturbed():
+            if git(root, "tag", "--list", tag):
+                git(root, "tag", "-d", tag)
+            git(root, "reset", "--hard", before)  # the tree was clean: only this release's changes go
         raise
     return tag
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Does what has to be done although a key is pressed again, here and in the processes that begin here."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def push(root: Path, remote: str, branch: str, tag: str) -> None:
-    """The branch and the tag, both or none."""
+    """The branch and the tag, both or none; an answer that is lost, or not waited for, is asked for again."""
     if git(root, "ls-remote", remote, f"refs/heads/{tag}"):
         raise ReleaseError(f"{remote} has a branch {tag}, which would be taken for the tag: delete or rename it")
-    git(root, "push", "--atomic", remote, f"HEAD:refs/heads/{branch}", f"refs/tags/{tag}")
+    try:
+        git(root, "push", "--atomic", remote, f"HEAD:refs/heads/{branch}", f"refs/tags/{tag}")
+    except BaseException:
+        with undisturbed():
+            arrived = is_pushed(root, remote, tag)
+        if not arrived:
+            raise
 
 
 def release_of_head(root: Path) -> str:
     """The tag of the release that the commit was made for, or none."""
     tag = git(root, "log", "-1", "--format=%s").strip().removeprefix("chore(release): ")
     return tag if TAG.fullmatch(tag) and tag in git(root, "tag", "--points-at", "HEAD").split() else ""
+
+
+def undoing(tag: str) -> str:
+    """The command that undoes a release that is not pushed; commits after it stay."""
+    return f"git rebase --onto {tag}~ {tag} && git tag -d {tag}"
 
 
 def expect_to_follow(tag: str, history: History) -> None:
@@ -93,8 +118,8 @@ def expect_to_follow(tag: str, history: History) -> None:
 def expect_default_branch(root: Path, remote: str, branch: str) -> None:
     """The branch that is checked out is the one that the remote's users get; an empty remote has none yet."""
     there = re.match(r"ref: refs/heads/(\S+)\s", git(root, "ls-remote", "--symref", remote, "HEAD"))
-    if branch == "HEAD" or (there and branch != there[1]):
-        got = "no branch" if branch == "HEAD" else f"the branch {branch}"
+    if not branch or (there and branch != there[1]):
+        got = f"the branch {branch}" if branch else "no branch"
         of = f"{remote}'s branch {there[1]}" if there else "a branch"
         raise ReleaseError(f"releases are made on {of}, and {got} is checked out")
 
@@ -104,21 +129,32 @@ def expect_the_same_releases(root: Path, remote: str, branch: str, made: str) ->
     there = tags_of(root, remote)
     listed = git(root, "for-each-ref", "--format=%(refname:strip=2) %(objectname)", "refs/tags").splitlines()
     here = dict(line.split() for line in listed)
+    first = f"{undoing(made)} && " if made and made not in there else ""
     if missing := [name for name in there if name not in here and TAG.fullmatch(name)]:
         raise ReleaseError(
             f"{remote} has releases that this clone does not know of, such as {missing[-1]}: "
-            f"git pull --tags {remote} {branch}"
+            f"{first}git pull --tags {remote} {branch}"
         )
-    if own := [name for name in here if TAG.fullmatch(name) and name != made and there.get(name) != here[name]]:
-        where = "elsewhere" if own[-1] in there else "not"
-        raise ReleaseError(
-            f"this clone has a tag {own[-1]} that {remote} has {where}, and versions follow from tags: "
-            f"git tag -d {own[-1]}"
-        )
+    for name in here:
+        if TAG.fullmatch(name) and name in there and there[name] != here[name]:
+            undo = undoing(name) if name == made else f"git tag -d {name}"
+            raise ReleaseError(f"{remote} has {name} elsewhere: {undo} && git pull --tags {remote} {branch}")
+        if TAG.fullmatch(name) and name not in there and name != made:
+            raise ReleaseError(
+                f"this clone has a tag {name} that {remote} has not, and versions follow from tags: git tag -d {name}, "
+                f"or, if that was released, git push {remote} refs/tags/{name}"
+            )
 
 
 def check(root: Path, tag: str, branch: str = "origin/main") -> None:
     """A tag that somebody pushed can be released: version, changelog and branch are as `cut` leaves them."""
+    expect_release(root, tag)
+    if git(root, "rev-list", "--count", f"{branch}..{tag}").strip() != "0":
+        raise ReleaseError(f"{tag} has commits that {branch} has not, as far as this clone knows: git fetch")
+
+
+def expect_release(root: Path, tag: str) -> None:
+    """The commit that is checked out is this release: it has the commits' version, or a higher one, and a changelog."""
     version = read(root).version
     if tag != f"v{version}" or not TAG.fullmatch(tag):
         raise ReleaseError(
@@ -130,8 +166,6 @@ def check(root: Path, tag: str, branch: str = "origin/main") -> None:
         notes(changelog.read_text() if changelog.exists() else "", version)
     except ReleaseError as error:
         raise ReleaseError(f"{error}: {tag} was not made by nox -s release, which makes a higher one") from None
-    if git(root, "rev-list", "--count", f"{branch}..{tag}").strip() != "0":
-        raise ReleaseError(f"{tag} has commits that {branch} has not, as far as this clone knows: git fetch")
 
 
 def tags_of(root: Path, remote: str) -> dict[str, str]:
@@ -168,13 +202,12 @@ def main() -> None:
     except (ReleaseError, VersionError) as error:
         sys.exit(f"release: {error}")
     except KeyboardInterrupt:
-        sys.exit("release: interrupted, and undone")
+        sys.exit("release: interrupted; nothing is pushed")
     output(tag=tag)
-    undo = f"git tag -d {tag} && git reset --hard HEAD~"
     print(
         f"{tag} is pushed"
         if options.push
-        else f"{tag} is made here. To publish it: nox -s release -- --push origin. To undo it: {undo}"
+        else f"{tag} is made here. To publish it: nox -s release -- --push origin. To undo it: {undoing(tag)}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -114,9 +115,10 @@ class Engine:
         self.run("rmi", "--force", *tags)
 
     def let_go(self, store: Path) -> None:
-        """Unmounts what builds that were interrupted have in a store of images that is about to be removed."""
+        """Unmounts what builds that were interrupted have in a store that is about to be removed, and in no other."""
         if self.name == "buildah":
-            subprocess.run([self.name, "rm", "--all"], env=self.environment, capture_output=True, check=False)
+            there = ("--root", str(store), "rm", "--all")
+            subprocess.run([self.name, *there], env=self.environment, capture_output=True, check=False)
             subprocess.run(["umount", str(store / "overlay")], capture_output=True, check=False)
 
     def debian(self, folder: Path) -> str:
@@ -195,6 +197,15 @@ def build(engine: Engine, options: argparse.Namespace, row: str, version: str, o
     return tag
 
 
+def expect_wheels(folder: Path, rows: Sequence[str]) -> None:
+    """The core and the backends of these rows, for this machine."""
+    named = [wheels.named(path) for path in folder.glob("*.whl")]
+    fit = ("any", f"manylinux_2_17_{platform.machine()}")
+    there = {name for name, _, tags in named if any(tag.platform in fit for tag in tags)}
+    if missing := {"cuops", *(f"cuops-{row}" for row in rows)} - there:
+        raise ReleaseError(f"{folder}/ has no wheel of {', '.join(sorted(missing))}: nox -s wheels -- {' '.join(rows)}")
+
+
 def main() -> None:
     """The command line of `nox -s docker`."""
     options = arguments.docker().parse_args()
@@ -212,9 +223,7 @@ def main() -> None:
         head = read(Path.cwd()).version
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
         if not options.index and options.image == "runtime":
-            there = {wheels.named(path)[0] for path in options.dist.glob("*.whl")}
-            if missing := [f"cuops-{row}" for row in options.cuda if f"cuops-{row}" not in there]:
-                raise ReleaseError(f"{options.dist}/ has no wheel of {', '.join(missing)}: nox -s wheels")
+            expect_wheels(options.dist, options.cuda)
         built = {row: build(engine, options, row, version, version == head) for row in options.cuda}
         # All images are built and tried before the first is pushed, and the tags that move go last.
         releases = git(Path.cwd(), "tag", "--list").split()

@@ -228,11 +228,8 @@ def all_images(r: Rehearsal, nightly_version: str, version: str, url: str, base:
             seen.append(f"the {len(again['rootfs']['diff_ids'])} layers are the same, timestamps included")
 
 
-def rehearse(scratch: Path, base: str | None) -> Table:
-    """The whole train; returns the table of what was verified."""
-    r = Rehearsal(scratch)
-    servers.registry_binary()  # which the last stations would miss, as an engine
-    containers = engine(r)
+def rehearse(r: Rehearsal, base: str | None) -> None:
+    """The whole train."""
     git(Path.cwd(), "clone", "--quiet", "--bare", str(Path.cwd()), str(r.origin))
     git(r.origin, "update-ref", "refs/heads/main", git(Path.cwd(), "rev-parse", "HEAD").strip())
     git(r.origin, "symbolic-ref", "HEAD", "refs/heads/main")
@@ -243,33 +240,37 @@ def rehearse(scratch: Path, base: str | None) -> Table:
     nightly_version = nightly(r)
     faults.of_release(r)
     version = release(r)
-    try:
-        with servers.package_index(r.scratch / "index") as url:
-            faults.of_publish(r, version, url)
-            publish(r, version, url)
-            faults.of_images(r)
-            all_images(r, nightly_version, version, url, base)
-    finally:
-        containers.let_go(r.scratch / "images")
-    return r.table
+    with servers.package_index(r.scratch / "index") as url:
+        faults.of_publish(r, version, url)
+        publish(r, version, url)
+        faults.of_images(r)
+        all_images(r, nightly_version, version, url, base)
 
 
 def main() -> None:
     """The command line of `nox -s rehearse`."""
     options = arguments.rehearse().parse_args()
-    started = time.monotonic()
+    started, failure = time.monotonic(), ""
     if git(Path.cwd(), "status", "--porcelain"):
         print("what is not committed is not rehearsed")
     with tempfile.TemporaryDirectory(prefix="cuops-rehearsal-", ignore_cleanup_errors=True) as scratch:
+        r = Rehearsal(Path(scratch))
         try:
-            table = rehearse(Path(scratch), options.base)
+            servers.registry_binary()  # which the last stations would miss, as an engine
+            containers = engine(r)
+            try:
+                rehearse(r, options.base)
+            finally:
+                containers.let_go(r.scratch / "images")
         except (ReleaseError, VersionError) as error:
-            sys.exit(f"rehearse: {error}")
+            failure = str(error)
         except KeyboardInterrupt:
-            sys.exit("rehearse: interrupted")
+            failure = "interrupted"
     if Path(scratch).exists():
         print(f"{scratch} could not be removed: what is mounted there, mount tells")
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    if failure:
+        sys.exit(f"rehearse: {failure}")
+    Console(width=None if sys.stdout.isatty() else 150).print(r.table)
     print(f"everything agrees, after {time.monotonic() - started:.0f} s")
 
 

@@ -73,7 +73,7 @@ class History:
 
     last: Release | None
     messages: list[str]
-    dirty: bool
+    changed: list[str]  # files that are not as they are committed
 
     @property
     def next(self) -> Release:
@@ -83,7 +83,7 @@ class History:
     @property
     def version(self) -> str:
         """X.Y.Z of a tagged commit, else X.Y.Z.devN, N commits after the last release, of the release to come."""
-        if self.last and not self.messages and not self.dirty:
+        if self.last and not self.messages and not self.changed:
             return "{}.{}.{}".format(*self.last)
         return "{}.{}.{}.dev{}".format(*self.next, len(self.messages))
 
@@ -100,9 +100,9 @@ def read(root: Path, before: bool = False) -> History:
         raise VersionError(
             "this clone is shallow, and versions need all commits since the last release: git fetch --unshallow --tags"
         )
-    changed = git(root, "status", "--porcelain", "--untracked-files=no")
-    added = git(root, "ls-files", "--others", "--exclude-standard", "--", *SOURCES)
-    return History(last, messages, bool(changed or added))
+    changed = [line[3:] for line in git(root, "status", "--porcelain", "--untracked-files=no").splitlines()]
+    added = git(root, "ls-files", "--others", "--exclude-standard", "--", *SOURCES).splitlines()
+    return History(last, messages, changed + added)
 
 
 def scheme(version: Any) -> str:

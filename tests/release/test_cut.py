@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -84,47 +85,111 @@ def test_there_has_to_be_something_to_release(clone):
         cut.cut(clone, "", None)
 
 
-def test_a_release_that_was_made_here_is_pushed_by_another_call(clone):
+def undo(clone, said):
+    """Runs the command that a message names."""
+    subprocess.run(said.partition("To undo it: ")[2], shell=True, cwd=clone, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("version", ["", "0.3.1"])
+def test_a_release_that_was_made_here_is_pushed_by_another_call(clone, version):
     tag = cut.cut(clone, "", None)
     made = git(clone, "rev-parse", "HEAD")
-    with pytest.raises(ReleaseError, match=r"nothing to release: this commit is 0\.3\.1 already"):
+    with pytest.raises(ReleaseError, match="this commit is 0\\.3\\.1 already"):
+        cut.cut(clone, "", None)
+    with pytest.raises(ReleaseError, match=r"v0\.3\.1 was made here and is not pushed yet"):
         cut.cut(clone, "0.4.0", "origin")
-    assert cut.cut(clone, "", "origin") == tag
+    assert cut.cut(clone, version, "origin") == tag
     origin = clone.parent / "origin.git"
     assert git(origin, "rev-parse", "v0.3.1^{commit}") == git(origin, "rev-parse", "main") == made
     with pytest.raises(ReleaseError, match="already"):
         cut.cut(clone, "", "origin")
 
 
-def test_a_release_is_made_on_a_branch(clone):
-    git(clone, "checkout", "--quiet", "--detach")
-    before = state(clone)
-    with pytest.raises(ReleaseError, match="no branch is checked out: git checkout main"):
-        cut.cut(clone, "", None)
-    assert state(clone) == before
+@pytest.mark.parametrize("more", [False, True])
+def test_a_release_that_was_made_here_is_undone_by_what_is_printed(clone, monkeypatch, capsys, more):
+    monkeypatch.setattr("sys.argv", ["release"])
+    before = git(clone, "rev-parse", "HEAD")
+    cut.main()
+    if more:
+        git(clone, "commit", "--quiet", "--allow-empty", "-m", "feat: more")
+    undo(clone, capsys.readouterr().out)
+    assert git(clone, "rev-parse", "HEAD~" if more else "HEAD") == before
+    assert git(clone, "tag").split() == ["v0.3.0"]
+    assert cut.cut(clone, "", "origin") == ("v0.4.0" if more else "v0.3.1")
 
 
-@pytest.mark.parametrize(
-    ("name", "commit", "where"),
-    [("v5.0.0", "HEAD~", "not"), ("v5.0.0", "HEAD", "not"), ("v0.3.0", "HEAD~", "elsewhere")],
-)
-def test_a_tag_of_this_clone_alone_leads_to_no_release(clone, name, commit, where):
-    """Versions follow from tags, and the changelog has a section for each."""
-    git(clone, "tag", "--force", "-a", name, "-m", "by hand", commit)
+def test_a_release_commit_that_lost_its_tag_is_no_release(clone):
+    cut.cut(clone, "", None)
+    git(clone, "tag", "-d", "v0.3.1")
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
+    assert git(clone, "log", "-2", "--format=%s").splitlines() == ["chore(release): v0.3.1"] * 2
+
+
+def test_a_release_made_by_hand_is_not_pushed(clone):
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", "chore(release): v9.9.9")
+    git(clone, "tag", "-a", "v9.9.9", "-m", "by hand")
     before = state(clone)
-    with pytest.raises(ReleaseError, match=f"a tag {name} that origin has {where}, .*: git tag -d {name}"):
+    with pytest.raises(ReleaseError, match=r"no section 9\.9\.9: v9\.9\.9 was not made by nox -s release"):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
-    git(clone, "tag", "-d", name)
-    git(clone, "fetch", "--quiet", "--tags", "origin")
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_release_is_made_on_a_branch(clone, empty):
+    git(clone, "checkout", "--quiet", "--detach")
+    remote = str(clone.parent / "empty.git") if empty else None
+    if remote:
+        git(clone, "init", "--quiet", "--bare", remote)
+        git(clone, "push", "--quiet", remote, "v0.3.0")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match="on a branch, and no branch is checked out"):
+        cut.cut(clone, "", remote)
+    assert state(clone) == before
+
+
+@pytest.mark.parametrize("commit", ["HEAD~", "HEAD"])
+def test_a_tag_of_this_clone_alone_leads_to_no_release(clone, commit):
+    """Versions follow from tags, and the changelog has a section for each."""
+    git(clone, "tag", "-a", "v5.0.0", "-m", "by hand", commit)
+    git(clone, "tag", "other")  # is no version
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=r"a tag v5\.0\.0 that origin has not, .*: git tag -d v5\.0\.0, or"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+    git(clone, "tag", "-d", "v5.0.0")
     assert cut.cut(clone, "", "origin") == "v0.3.1"
+
+
+def test_a_tag_that_the_origin_has_elsewhere_leads_to_no_release(clone):
+    git(clone, "tag", "--force", "v0.3.0", "HEAD")
+    git(clone, "push", "--quiet", "origin", "v0.3.0~:refs/tags/another")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=r"origin has v0\.3\.0 elsewhere: git tag -d v0\.3\.0 && git pull --tags"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
+
+
+def test_of_two_releases_at_once_one_is_undone(clone, tmp_path):
+    """What the later one reads brings it to where the first one is."""
+    other = tmp_path / "other"
+    git(tmp_path, "clone", "--quiet", str(tmp_path / "origin.git"), str(other))
+    git(other, "commit", "--quiet", "--allow-empty", "-m", "fix: another")
+    cut.cut(clone, "", None)
+    os.chdir(other)
+    cut.cut(other, "", "origin")
+    os.chdir(clone)
+    with pytest.raises(ReleaseError, match=r"origin has v0\.3\.1 elsewhere: ") as raised:
+        cut.cut(clone, "", "origin")
+    undo(clone, "To undo it: " + str(raised.value).partition("elsewhere: ")[2])
+    assert git(clone, "rev-parse", "HEAD", "v0.3.1") == git(other, "rev-parse", "HEAD", "v0.3.1")
 
 
 def test_a_dirty_tree_is_left_as_it_is(clone):
     (clone / "cliff.toml").write_text("")
-    (clone / "new.cu").write_text("")
+    (clone / "csrc").mkdir()
+    (clone / "csrc/new.cu").write_text("")
     before = state(clone)
-    with pytest.raises(ReleaseError, match=r"not committed \(cliff.toml, new.cu\): .* git stash -u"):
+    with pytest.raises(ReleaseError, match=r"not committed \(cliff.toml, csrc/new.cu\): .* git stash -u"):
         cut.cut(clone, "", "origin")
     assert state(clone) == before
 
@@ -141,12 +206,23 @@ def test_a_tag_that_exists_at_the_origin_is_not_moved(clone):
         cut.cut(clone, "", None)
 
 
-@pytest.mark.parametrize("fault", ["a hook", "a commit that is not here"])
-def test_nothing_stays_behind_after_a_push_that_was_refused(clone, fault):
+@pytest.mark.parametrize("fault", ["a hook", "a commit that is not here", "the same tag meanwhile", "no answer"])
+def test_nothing_stays_behind_after_a_push_that_was_refused(clone, monkeypatch, fault):
     origin = clone.parent / "origin.git"
     if fault == "a hook":
         (origin / "hooks/pre-receive").write_text("#!/bin/sh\nexit 1\n")
         (origin / "hooks/pre-receive").chmod(0o755)
+    elif fault != "a commit that is not here":
+
+        def broken(root, *arguments):
+            if arguments[0] == "push" and fault == "the same tag meanwhile":
+                git(root, "push", "--quiet", "origin", "HEAD~:refs/tags/v0.3.1")
+            elif arguments[0] == "push":
+                monkeypatch.setattr(cut, "tags_of", lambda *_: git(root, "ls-remote", "nowhere"))
+                raise VersionError("git push --atomic failed")
+            return git(root, *arguments)
+
+        monkeypatch.setattr(cut, "git", broken)
     else:
         elsewhere = git(clone, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "fix: meanwhile").strip()
         git(clone, "push", "--quiet", "origin", f"{elsewhere}:refs/heads/main")
@@ -154,6 +230,8 @@ def test_nothing_stays_behind_after_a_push_that_was_refused(clone, fault):
     before = state(clone)
     with pytest.raises(VersionError, match="push --atomic"):
         cut.cut(clone, "", "origin")
+    if fault == "the same tag meanwhile":
+        git(origin, "tag", "-d", "v0.3.1")
     assert state(clone) == before
     assert not (clone / "CHANGELOG.md").exists()
 
@@ -188,8 +266,12 @@ def test_a_push_whose_answer_was_lost_is_a_release(clone, monkeypatch):
     assert git(clone.parent / "origin.git", "rev-parse", "v0.3.1^{commit}") == git(clone, "rev-parse", "HEAD")
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("pushed", [False, True])
-def test_an_interrupt_leaves_nothing_or_a_whole_release(clone, monkeypatch, pushed):
+def test_an_interrupt_leaves_nothing_or_a_whole_release(clone, monkeypatch, pushed, earlier):
+    if earlier:
+        cut.cut(clone, "", None)
+
     def interrupted(root, *arguments):
         done = git(root, *arguments) if arguments[0] != "push" or pushed else ""
         if arguments[0] == "push":
@@ -203,7 +285,7 @@ def test_an_interrupt_leaves_nothing_or_a_whole_release(clone, monkeypatch, push
         cut.main()
         assert git(clone.parent / "origin.git", "rev-parse", "v0.3.1^{commit}") == git(clone, "rev-parse", "HEAD")
     else:
-        with pytest.raises(SystemExit, match="interrupted, and undone"):
+        with pytest.raises(SystemExit, match="interrupted; nothing is pushed"):
             cut.main()
         assert state(clone) == before
 
