@@ -147,6 +147,12 @@ def test_numpy_arrays_give_the_numbers_of_tensors():
         np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-14)
 
 
+def test_a_generator_gives_arrays_the_samples_of_tensors():
+    mu = torch.zeros(3, dtype=torch.float64)
+    x, y = (cuops.sample_normal(m, 1.0, 5, generator=torch.Generator().manual_seed(8)) for m in (mu, mu.numpy()))
+    np.testing.assert_allclose(y, x.numpy(), rtol=1e-13, atol=1e-14)
+
+
 def test_a_generator_reproduces_and_moves_on(device):
     mu, sigma = parameters(device=device)
     generator = torch.Generator(device).manual_seed(11)

@@ -97,22 +97,23 @@ def sample_normal(
         sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
         shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
         antithetic: samples in pairs, mu + sigma z and mu - sigma z; pair k has the z of sample k of the plain draw. Of
-            an odd number, the last one is without its pair.
-        low: the lower bound, a number or an array like mu; None is none.
+            an odd number, the last one is without its pair. With bounds, the quantiles of u and 1 - u.
+        low: the lower bound, a number or an array like mu; None is none. Infinite ones bound nothing, but samples are
+            quantiles then, too, and so other numbers than those without bounds.
         high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
         dtype: the result's dtype; by default mu's.
         generator: a torch.Generator of mu's device, for other arrays a numpy.random.Generator or a torch.Generator of
             the CPU, that is advanced. By default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and
             NumPy's global one for other arrays. Each replay of a CUDA graph draws fresh numbers.
         seed: instead of a generator, an integer of 64 bits, or an int64 tensor on mu's device of one or two elements:
-            the seed, and the number of the stream, 0 by default. Nothing is advanced.
+            the seed, and the number of the stream, 0 by default, of which the lower 44 bits count. Nothing is advanced.
         start: the number of the first sample.
         out: for tensors and NumPy arrays, one of the result's shape and dtype that the samples are written into, and
             that is returned. No two of its elements may share memory; where autograd records, neither it nor another
             argument may require a gradient; and outside of inference mode, it is no inference tensor.
         validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU.
             Without it, a negative sigma, low not below high, or an infinite sigma beside one finite bound gives NaN.
-            Values of arrays on the CPU are always looked at, but in compiled code and under transforms.
+            Values of arrays on the CPU are always looked at, except in compiled code and under transforms.
 
     Returns:
         x in mu's kind of array, on mu's device.

@@ -84,7 +84,9 @@ def _seeded(draw: Draw, generator: Any, seed: Any, is_empty: bool) -> Draw:
 def _fresh_seed(generator: Any) -> int:
     """A seed for arrays that are no tensors."""
     if torch is not None and isinstance(generator, torch.Generator):
-        return random_state.host_seed(generator)
+        if generator.device.type != "cpu":
+            raise ValueError(f"generator: expected one of the CPU, got one of {generator.device}")
+        return int(random_state.fresh_seed(generator, "cpu"))
     import numpy as np
 
     if generator is None:

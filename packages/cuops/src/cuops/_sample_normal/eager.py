@@ -91,7 +91,7 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
             if generator is not None or not is_capturing():
                 return None
             replays = _backend.library().sample_normal_replays(mu.get_device())
-            draw = replays, host_seed(None), 0, start, sample_dim, shared, antithetic
+            draw = replays, host_seed(), 0, start, sample_dim, shared, antithetic
             _library_fwd()(x, mu, sigma, value, None, None, None, *draw)
             return x
         if seed >> 63:

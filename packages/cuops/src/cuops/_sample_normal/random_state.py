@@ -11,11 +11,14 @@ from torch import Tensor
 from . import checks
 
 
-def host_seed(generator: torch.Generator | None) -> int:
-    """A seed from a generator of the CPU."""
-    if generator is not None and generator.device.type != "cpu":
-        raise ValueError(f"generator: expected one of the CPU, got one of {generator.device}")
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
+def host_seed() -> int:
+    """A seed from PyTorch's generator of the CPU, for the replays of a graph."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+
+def fresh_seed(generator: torch.Generator | None, device: torch.device | str) -> Tensor:
+    """A seed that a generator draws."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=generator, device=device)
 
 
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)  # a build for the CPU has none
@@ -47,7 +50,8 @@ def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) 
         return None, checks.seed(seed), 0
     if generator is not None:
         if not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
+            got = f"{type(generator).__module__}.{type(generator).__qualname__}"
+            raise TypeError(f"generator: expected a torch.Generator, got {got}")
         if not is_for(generator, device):
             raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
     recorded = traced or torch._C._get_tracing_state() is not None
@@ -58,7 +62,7 @@ def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) 
             taken.set_offset(offset + 4)
         return None, _signed(taken.initial_seed()), offset // 4
     # The graph draws a seed on the device, each time that it runs.
-    return torch.randint(-(1 << 63), (1 << 63) - 1, (1,), generator=generator, device=device), 0, 0
+    return fresh_seed(generator, device), 0, 0
 
 
 def _signed(seed: int) -> int:

@@ -168,7 +168,8 @@ def seed(value: Any, generator: Any, mu: Any) -> int:
         return _arguments.integer("seed", value, 0, 2**63 - 1)
     if is_tensor(mu):
         if generator is not None and not isinstance(generator, torch.Generator):
-            raise TypeError(f"generator: expected a torch.Generator, got {type(generator).__qualname__}")
+            got = f"{type(generator).__module__}.{type(generator).__qualname__}"
+            raise TypeError(f"generator: expected a torch.Generator, got {got}")
         device = "cpu" if generator is None else generator.device
         return int(torch.randint(2**63 - 1, (), device=device, generator=generator))
     import numpy as np
