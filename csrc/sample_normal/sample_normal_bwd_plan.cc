@@ -45,7 +45,7 @@ std::int64_t chunked_cycles(const SampleNormalParams& p, DType dtype, const Samp
   const GroupCycles group = cycles_of(dtype, plan.kernel, hw);
   const std::int64_t step = ceil_div(p.end_group - p.group, plan.chunks);
   const std::int64_t blocks = ceil_div(ceil_div(plan.chunks * tiles_of(p, plan.kernel), kSampleThreads), hw.multiprocessors);
-  const std::int64_t sums = plan.chunks * p.columns * 4 * (dtype == kFloat64 ? 8 : 4);  // bytes written and read, of both
+  const std::int64_t sums = 4 * plan.chunks * p.columns * size_of(accumulator_of(dtype));  // bytes written and read, of both
   return std::max(blocks * (kSampleThreads / kWarp * (step * group.busy + kWarpCycles) + kBlockCycles),
                   ceil_div(blocks, kGradientBlocks) * step * group.alone) +
          sums / (kBusyFetchBytes * hw.multiprocessors) + kLaunchCycles;

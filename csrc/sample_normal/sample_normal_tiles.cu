@@ -1,4 +1,4 @@
-// Normal samples along rows, for speed: no noise that is shared, and a seed from the device where enough columns are alike.
+// Normal samples along rows, for speed: no noise that is shared, and a seed on the device for some of the tiles alone.
 #include "device/tuned.cuh"
 #include "distribution.cuh"
 

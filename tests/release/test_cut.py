@@ -169,15 +169,15 @@ def test_a_tag_that_the_origin_has_elsewhere_leads_to_no_release(clone):
     assert state(clone) == before
 
 
-def test_of_two_releases_at_once_one_is_undone(clone, tmp_path):
+def test_of_two_releases_at_once_one_is_undone(clone, tmp_path, monkeypatch):
     """What the later one reads brings it to where the first one is."""
     other = tmp_path / "other"
     git(tmp_path, "clone", "--quiet", str(tmp_path / "origin.git"), str(other))
     git(other, "commit", "--quiet", "--allow-empty", "-m", "fix: another")
     cut.cut(clone, "", None)
-    os.chdir(other)
+    monkeypatch.chdir(other)
     cut.cut(other, "", "origin")
-    os.chdir(clone)
+    monkeypatch.chdir(clone)
     with pytest.raises(ReleaseError, match=r"origin has v0\.3\.1 elsewhere: ") as raised:
         cut.cut(clone, "", "origin")
     undo(clone, "To undo it: " + str(raised.value).partition("elsewhere: ")[2])
