@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +128,34 @@ def gpu_tests(session: nox.Session) -> None:
 
 @nox.session
 def sanitize(session: nox.Session) -> None:
-    """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck -k rms_norm: one, and which tests)."""
+    """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 12 -k rms_norm)."""
     install_built(session, "test")
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
     prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
     ours = f"--kernel-name=regex=^({'|'.join(prefixes)})_"
-    special = {"initcheck": ("--check-api-memory-access=no",)}  # has to see who wrote what
+    special = {
+        "memcheck": (ours, "--report-api-errors=no"),  # NCCL tries what this GPU may not have
+        "initcheck": ("--check-api-memory-access=no",),  # has to see who wrote what
+    }
     portable = {"synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}}  # larger ones have barriers that it breaks
-    common = ("--error-exitcode=99", "--max-connections=99", "--require-cuda-init=no")  # where no test is chosen
+    common = ("--max-connections=99", "--require-cuda-init=no")  # where a worker has no test
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
     runs = {"gpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "cached and not timed": {}}
     for tool in options.tools:
-        sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
         for marked, environment in runs.items():
-            chosen = (*GPU_TESTS, "-m", marked, *pytest_options)
-            settings = environment | portable.get(tool, {})
-            session.run(*sanitizer, *chosen, env=settings, external=True, success_codes=[0, 5])  # 5: none of them
+            # A sanitizer for each worker, as one alone has all of them wait for it.
+            logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
+            sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
+            worker = shlex.join((*sanitizer, f"--log-file={logs}/%p", "python"))
+            workers = ("--dist=load", f"--tx={options.workers}*popen//python={worker}")
+            settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
+            chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options)
+            session.run(*chosen, env=settings, success_codes=[0, 5])  # 5: none of them
+            for log in logs.iterdir():
+                said = log.read_text()
+                ended = re.search("SUMMARY: 0 |terminated before first instrumented API call", said)  # that: no test
+                if not ended or re.search("SUMMARY: [1-9]|Internal Sanitizer Error", said):
+                    session.error(f"{tool} found errors:\n{said}")
 
 
 @nox.session

@@ -52,6 +52,7 @@ def sanitize() -> argparse.ArgumentParser:
     """Of `nox -s sanitize`; what it does not know goes to pytest."""
     parser = _parser("sanitize", "Runs the GPU tests under compute-sanitizer.")
     parser.add_argument("--tools", nargs="+", choices=SANITIZERS, default=SANITIZERS)
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes; each has memory of the GPU")
     return parser
 
 

@@ -86,3 +86,43 @@ def test_wheels_for_another_machine_are_not_installed():
     names = ("py3-none-any", *(f"py3-none-manylinux_2_17_{machine}" for machine in (platform.machine(), OTHER)))
     wheels = [Path(f"dist/cuops-1.0.0-{tags}.whl") for tags in names]
     assert wheelhouse.for_this_machine(wheels) == wheels[:2]
+
+
+SANITIZER = """#!/bin/sh
+# What compute-sanitizer does with a log and what it runs, without a GPU.
+for word; do
+  shift
+  case $word in
+    --log-file=*) log=$(echo "${word#--log-file=}" | sed "s/%p/$$/") ;;
+    python) printf '%s\\n' "$SAID" > "$log"; SANITIZED=yes exec python "$@" ;;
+  esac
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "clean"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", True),
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True),
+        ("========= Target application terminated before first instrumented API call", True),
+        ("========= ERROR SUMMARY: 10 errors", False),
+        ("========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)", False),
+        ("========= Internal Sanitizer Error: not enough memory\n========= ERROR SUMMARY: 0 errors", False),
+        ("========= COMPUTE-SANITIZER", False),
+    ],
+)
+def test_each_process_of_the_tests_has_a_sanitizer_that_must_end_clean(
+    tree, tmp_path_factory, monkeypatch, said, clean
+):
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / "compute-sanitizer").write_text(SANITIZER)
+    (tools / "compute-sanitizer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SAID", said)
+    (tree / "tests").mkdir()
+    body = "import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    assert os.environ['SANITIZED'] == 'yes'\n"
+    (tree / "tests/test_it.py").write_text(body)
+    code, told = nox(tree, "sanitize", "--tools", "racecheck", "--workers", "2")
+    assert ("1 passed" in told, code == 0) == (True, clean), told
+    assert ("racecheck found errors" in told and said.split("\n")[0] in told) == (not clean)
