@@ -20,7 +20,7 @@ from .comparison import RESULTS, Timer, output
 
 ON_REQUEST = ("grid", "at_random", "plan", "options")  # sections that take long, whose results have files of their own
 PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
-NEED_CUOPS = ("plan", "article")  # beside which they put something
+NEED_CUOPS = ("plan", "article", "seed_on_device")  # which is what they measure
 
 
 def _part(text: str) -> tuple[int, int]:

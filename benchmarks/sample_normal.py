@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from cuops._bench import report
 from cuops._bench.case import Case, measure_all
+from cuops._bench.sample_normal import SEED
 
 from .comparison import Records, Shapes, Timer, cases_of, comparison
 from .sample_normal_article import article, samples
@@ -92,6 +93,24 @@ def small_backward(options: argparse.Namespace, functions: dict[str, Any], timer
     return comparison(_of_float32(SMALL, options, "backward"), options, functions, timer, 50)
 
 
+def seed_on_device(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
+    """draws of cuops whose seed is on the device, where a CUDA graph can be given another one, and on the host"""
+    standard: Shapes = {"f": [(256, 64)]} if options.device == "cpu" else LARGE
+    records: Records = []
+    for case in cases_of("sample_normal", "independent", standard, options, other="f"):
+        arguments = case.module.inputs(case, options.device)
+        records.append({"dtype": str(case.dtype).removeprefix("torch."), "shape": case.shape})
+        for where, seed in (("device", torch.tensor(SEED, device=options.device)), ("host", SEED)):
+            draw = partial(functions["cuops"], *arguments.values(), case.shape[0], False, seed)
+            records[-1][f"{where}_us"] = timer.kernel(lambda draw=draw: draw)
+    cells = (
+        [f"{r['dtype']} {'x'.join(map(str, r['shape']))}", f"{r['device_us']:.2f}", f"{r['host_us']:.2f}"]
+        for r in records
+    )
+    print(report.table(["µs by the place of the seed", "device", "host"], list(cells)))
+    return records
+
+
 def _of_float32(shapes: list[tuple[int, ...]], options: argparse.Namespace, kind: str = "independent") -> list[Case]:
     few = options.quick or options.device == "cpu"
     shapes = options.shapes or (shapes[-1:] if few else shapes)
@@ -111,6 +130,7 @@ def host(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
 
 
 SECTIONS = {
-    f.__name__: f for f in (independent, shared, backward, alone, small, small_backward, host, samples, article)
+    f.__name__: f
+    for f in (independent, shared, backward, alone, small, small_backward, seed_on_device, host, samples, article)
 }
 PLOTTED = ("independent", "shared", "backward")

@@ -205,6 +205,18 @@ def test_draws_stand_beside_fills_as_float32_and_of_their_dtype(tmp_path, capsys
     assert all(records[0]["fill_of_dtype_us"] > 0 for records in sections.values())
 
 
+def test_a_seed_on_the_device_stands_beside_one_on_the_host(tmp_path, capsys):
+    options = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
+    given = ["--dtypes", "b", "d", "--shapes", "16x6"]
+    assert benchmarks.main(["sample_normal", "seed_on_device", *given, *options]) == 0
+    assert len(re.findall(r"float(?:16|64) 16x6 +\d+\.\d\d +\d+\.\d\d", capsys.readouterr().out)) == 2
+    records = json.loads((tmp_path / "sample_normal.json").read_text())["sections"]["seed_on_device"]
+    assert [(r["dtype"], r["device_us"] > 0, r["host_us"] > 0) for r in records] == [
+        ("bfloat16", True, True),
+        ("float64", True, True),
+    ]
+
+
 def test_a_run_keeps_the_sections_that_it_does_not_measure(tmp_path, monkeypatch):
     monkeypatch.setenv("CUOPS_COMMIT", "abc123")
     quick = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
