@@ -97,8 +97,7 @@ def wheels(session: nox.Session) -> None:
     """Build the core and all backends, or those named (-- cu118 --machine x86_64 aarch64), into dist/; check them."""
     options = arguments.wheels().parse_args(session.posargs)
     if options.built:
-        wheelhouse.found(session, DIST)
-        built = wheelhouse.sealed(DIST)
+        built = wheelhouse.complete(session, DIST)
     else:
         build = wheelhouse.build_in_manylinux if options.cibuildwheel else wheelhouse.build
         built = build(session, options.rows or list(wheelhouse.CUDA), DIST, options.machine)

@@ -62,6 +62,11 @@ def build(session: nox.Session, rows: list[str], folder: Path, machines: list[st
 
 def build_in_manylinux(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None) -> list[Path]:
     """As `build`, but the backends are compiled in the stock manylinux image, by cibuildwheel."""
+    expect_rows(session, rows)
+    if not shutil.which(engine := os.environ.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0]):
+        session.error(
+            f"cibuildwheel needs {engine}, which is not here; CIBW_CONTAINER_ENGINE=podman takes the other one"
+        )
     build(session, [], folder)
     session.install("-q", "--require-hashes", "-r", "requirements/cibuildwheel.txt")
     command = ("cibuildwheel", "--only", "cp312-manylinux_x86_64", "--config-file", "pyproject.toml")
@@ -75,6 +80,14 @@ def build_in_manylinux(session: nox.Session, rows: list[str], folder: Path, mach
 def found(session: nox.Session, folder: Path) -> list[Path]:
     """The wheels in a folder; ends the session where there are none."""
     return sorted(folder.glob("*.whl")) or session.error(f"{folder}/ has no wheels: run nox -s wheels first")
+
+
+def complete(session: nox.Session, folder: Path) -> list[Path]:
+    """The wheels in a folder, sealed; ends the session where there is no core, or no backend."""
+    kinds = {path.name.partition("-")[0] == "cuops" for path in found(session, folder)}
+    if kinds != {True, False}:
+        session.error(f"{folder}/ has no {'backend' if True in kinds else 'core'}: run nox -s wheels first")
+    return sealed(folder)
 
 
 def for_this_machine(wheels: list[Path]) -> list[Path]:

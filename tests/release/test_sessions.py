@@ -58,6 +58,23 @@ def test_what_cannot_be_done_is_said(tree, session, words, message):
     assert (tree / "packages/cuops/LICENSE").read_text() == "other"
 
 
+@pytest.mark.parametrize(("there", "missing"), [("cuops", "backend"), ("cuops_cu121", "core")])
+def test_wheels_that_are_no_whole_are_not_checked(tree, there, missing):
+    (tree / "dist").mkdir()
+    (tree / f"dist/{there}-1.0.0-py3-none-any.whl").write_bytes(b"")
+    code, said = nox(tree, "wheels", "--built")
+    assert (code != 0, f"dist/ has no {missing}: run nox -s wheels first" in said) == (True, True), said
+
+
+def test_wheels_stay_where_the_engine_for_new_ones_is_missing(tree, monkeypatch):
+    (tree / "dist").mkdir()
+    (tree / "dist/cuops-1.0.0-py3-none-any.whl").write_bytes(b"")
+    monkeypatch.setenv("CIBW_CONTAINER_ENGINE", "nosuch; create_args: --gpus all")
+    code, said = nox(tree, "wheels", "--cibuildwheel")
+    assert (code != 0, "cibuildwheel needs nosuch, which is not here" in said) == (True, True), said
+    assert list((tree / "dist").iterdir())
+
+
 def test_no_commits_are_conventional(tree):
     git(tree, "init", "--quiet")
     git(tree, "-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "--allow-empty", "-m", "no convention")
