@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -315,4 +316,6 @@ def test_the_text_without_torch_and_a_gpu(installation: Installation):
 
 
 def test_the_text_has_the_code_that_each_gpu_runs(installation: Installation, driver: Path):
-    assert ", runs machine code for " in installation.run(DOCTOR.format(["doctor"]), LIBRARIES=driver).stdout
+    told = installation.run(DOCTOR.format(["doctor"]), LIBRARIES=driver).stdout
+    assert ", runs machine code for " in told
+    assert re.search(r"images, machine code for [\d., ]+, PTX for those above \d+\.\d\n", told)

@@ -211,7 +211,8 @@ def render(report: dict[str, Any]) -> str:
     for backend in report["backends"]:
         capabilities = ", ".join(_dotted(divmod(capability, 10)) for capability in backend["architectures"])
         title = f"cuops-{backend['name']} {backend['version']}"
-        rows.append(("backend", f"{title}: {backend['images']} images, machine code for {capabilities}"))
+        code = f"machine code for {capabilities}, PTX for those above {_dotted(divmod(backend['ptx'], 10))}"
+        rows.append(("backend", f"{title}: {backend['images']} images, {code}"))
         rows.append(("", f"made by {', '.join(backend['toolchain'])}; needs driver {backend['driver']} or newer"))
     rows.append(("choice", f"{choice['backend']}: {choice['why']}" if choice else "none: operators run on the CPU"))
     for test in report["self_tests"]:
