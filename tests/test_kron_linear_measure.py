@@ -247,7 +247,7 @@ def test_run_multiplies_a_file_by_the_product_of_files(tmp_path, device, capsys)
 
 
 def test_run_takes_bfloat16(tmp_path, monkeypatch):
-    monkeypatch.setattr("cuops.cli.operands.CHUNK", 100)
+    monkeypatch.setattr("cuops.cli.operands.CHUNK_BYTES", 100)
     x, factors, _ = arguments(((40,), [(6, 4), (5, 2)]), torch.bfloat16)
     save_file({"x": x, "a": factors[0], "b": factors[1]}, tmp_path / "in.safetensors")
     source, target = str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from module_samples import close
+from module_tolerance import close
 from samples import DTYPES, make
 from torch.utils.checkpoint import checkpoint
 

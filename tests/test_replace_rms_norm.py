@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cuops.nn import _known_rms_norms
-from module_samples import close
+from module_tolerance import close
 from samples import DTYPES, make
 
 pytestmark = pytest.mark.filterwarnings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cuops
 import pytest
 import torch
-from module_samples import close
+from module_tolerance import close
 from samples import make
 
 

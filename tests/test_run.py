@@ -41,7 +41,7 @@ def test_an_array_with_a_weight(tmp_path, x, device, capsys):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_array_of_many_chunks(tmp_path, monkeypatch, dtype, order):
-    monkeypatch.setattr(operands, "CHUNK", 1000)
+    monkeypatch.setattr(operands, "CHUNK_BYTES", 1000)
     x = np.random.default_rng().standard_normal((101, 17)).astype(dtype, order=order)
     np.save(tmp_path / "x.npy", x)
     assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 0
@@ -59,7 +59,7 @@ def test_one_row_and_no_rows(tmp_path, shape):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_tensor_of_a_safetensors_file(tmp_path, monkeypatch, dtype):
-    monkeypatch.setattr(operands, "CHUNK", 1000)
+    monkeypatch.setattr(operands, "CHUNK_BYTES", 1000)
     tensors = {"x": torch.randn(40, 32, dtype=dtype), "model.norm.weight": torch.randn(32, dtype=dtype)}
     save_file(tensors, tmp_path / "in.safetensors", metadata={"format": "pt"})
     location = str(tmp_path / "in.safetensors")
@@ -275,7 +275,7 @@ def test_a_termination_leaves_no_unfinished_output(tmp_path, x, number):
             os.kill(os.getpid(), {number:d} if len(part) else 0)
             return part
 
-        run.OPERATORS["rms_norm"] = run.RowOperator(killed, ("weight", "bias"))
+        run.OPERATORS["rms_norm"] = run.RowOperator(killed)
         sys.exit(command())
     """
     command = [sys.executable, "-c", textwrap.dedent(code), "run", "rms_norm", "x.npy", "y.npy"]
@@ -284,7 +284,7 @@ def test_a_termination_leaves_no_unfinished_output(tmp_path, x, number):
 
 
 def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x):
-    monkeypatch.setattr(operands, "CHUNK", 1000)
+    monkeypatch.setattr(operands, "CHUNK_BYTES", 1000)
     (tmp_path / "y.npy").write_bytes(b"old")
     calls = []
 
@@ -294,10 +294,17 @@ def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x)
             raise OSError("the disk is full")
         return part
 
-    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(fails, ("weight", "bias")))
+    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(fails))
     assert main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]) == 1
     assert (tmp_path / "y.npy").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_a_parameter_without_a_default_is_asked_for(tmp_path, monkeypatch, capsys, x):
+    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(lambda x, factor, bias=None: x, ("factor", "bias")))
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")])
+    assert "the following arguments are required: --factor\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ def test_samples_of_the_means_in_a_file(tmp_path, capsys, monkeypatch):
     mu, sigma = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.full((3, 4), 0.5, np.float32)
     np.save(tmp_path / "mu.npy", mu)
     np.save(tmp_path / "sigma.npy", sigma)
-    monkeypatch.setattr(operands, "CHUNK", 5 * mu.nbytes)
+    monkeypatch.setattr(operands, "CHUNK_BYTES", 5 * mu.nbytes)
     command = ["run", "sample_normal", str(tmp_path / "mu.npy"), str(tmp_path / "x.npy"), "--num-samples", "17"]
     assert main([*command, "--sigma", str(tmp_path / "sigma.npy"), "--seed", "3", "--low", "-2", "--start", "2"]) == 0
     expected = cuops.sample_normal(mu, sigma, 17, seed=3, low=-2.0, start=2)

@@ -179,11 +179,11 @@ def test_an_index_that_is_down_is_said_so(release):
         run(release("1.0.0"), f"http://127.0.0.1:{servers.free_port()}")
 
 
-def test_cibuildwheel_names_the_wheels_that_a_release_has():
+def test_cibuildwheel_reads_its_settings():
     command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", "linux"]
     command += ["--config-file", "pyproject.toml", "packages/cuops-cu121"]
     said = subprocess.run(command, cwd=wheels.ROOT, capture_output=True, text=True, check=True).stdout
-    assert said.split() == ["cp312-manylinux_x86_64", "cp312-manylinux_aarch64"]
+    assert said.split() == ["cp312-manylinux_x86_64"]
 
 
 def test_the_bill_of_materials_is_valid_cyclonedx():

@@ -18,7 +18,7 @@ _modes, _is_autocast_enabled = torch._C._len_torch_dispatch_stack, torch.is_auto
 _tracing_state, _unsafe_view = torch._C._get_tracing_state, torch.ops.aten._unsafe_view
 
 
-# Written for speed: this much of a call is cuops' own.
+# Written out, without loops or helpers: each call runs this, which for small arrays is a good part of it.
 def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
     """Whether PyTorch's dispatcher may be left out: plain CUDA tensors that go together, nothing watches the call."""
     if type(x) not in PLAIN or _is_compiling() or not x.is_cuda or x.dim() == 0 or _tracing_state() is not None:

@@ -38,7 +38,7 @@ def _matrix(mu: Tensor, rows: int, columns: int) -> Tensor:
     return mu.new_empty(rows, columns)
 
 
-# Written for speed: this much of a call is cuops' own.
+# Written out, without loops or helpers: each call runs this, which for small arrays is a good part of it.
 def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, seed, start):  # type: ignore[no-untyped-def]
     """The samples by the shortest way, without PyTorch's dispatcher, or None where a call needs more than that."""
     if (

@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "shape",
         nargs="+",
         type=sizes,
-        help="such as 16 32 32, or 16x32x32; rms_norm: rows (of several sizes their product) and hidden size; kron: "
-        "batch size and the size of each factor; sample_normal: samples and dimension",
+        help="; ".join(["such as 16 32 32, or 16x32x32", *map(": ".join, OPERATORS.items())]),
     )
     parser.add_argument(
         "--also",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .files import FileArray
 
-CHUNK = 256 << 20  # bytes at a time
+CHUNK_BYTES = 256 << 20  # of files, at a time
 
 
 def read_rows(location: str) -> FileArray:

@@ -76,7 +76,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             operator.arguments(command)
             continue
         for parameter in operator.parameters:
-            command.add_argument(f"--{parameter}", metavar="FILE", help="a file as IN is; without it, none")
+            needed = inspect.signature(operator.function).parameters[parameter].default is inspect.Parameter.empty
+            text = "a file as IN is" if needed else "a file as IN is; without it, none"
+            command.add_argument(f"--{parameter}", metavar="FILE", required=needed, help=text)
         for option in operator.lists:
             text = "a file as IN is; once for each, the first one first"
             command.add_argument(f"--{option}", metavar="FILE", action="append", required=True, help=text)
@@ -137,7 +139,7 @@ def _run(function: Callable[..., Any], x: FileArray, out: np.ndarray, keywords: 
 
     count, n = math.prod(x.values.shape[:-1]), x.values.shape[-1]
     rows, out_rows = x.values.reshape(count, n), out.reshape(count, out.shape[-1])
-    step = max(1, operands.CHUNK // (max(n, out.shape[-1], 1) * x.values.itemsize))
+    step = max(1, operands.CHUNK_BYTES // (max(n, out.shape[-1], 1) * x.values.itemsize))
     with tqdm(total=x.values.nbytes, unit="B", unit_scale=True, delay=1, leave=False) as bar:
         for start in range(0, count, step):
             part = rows[start : start + step]

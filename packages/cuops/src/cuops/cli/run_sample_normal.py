@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     *leading, _, d = cuops.sample_normal(means, num_samples=0, start=options.start, **keywords).shape
     checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
     shape, start = (*leading, options.num_samples, d), time.perf_counter()
-    step = max(1, operands.CHUNK // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
+    step = max(1, operands.CHUNK_BYTES // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
     with writing(options.output, shape, mu.dtype, mu.name) as out:
         for first in range(0, options.num_samples, step):
             count = min(step, options.num_samples - first)
