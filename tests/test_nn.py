@@ -141,7 +141,10 @@ def test_compiles_into_one_graph(residual, device):
 
 
 def test_numbers_of_numpy_compile(device):
-    model = torch.nn.Sequential(torch.nn.RMSNorm(8, np.float64(1e-5)), cuops.nn.RMSNorm(8, np.float32(0.5))).to(device)
+    model = torch.nn.Sequential(
+        torch.nn.RMSNorm(8, np.float64(1e-5)), cuops.nn.RMSNorm(8, np.float32(0.5)),
+        torch.nn.RMSNorm(np.int64(8), elementwise_affine=False), cuops.nn.RMSNorm(np.array([3, 8])),
+    ).to(device)  # fmt: skip
     x = make((3, 8), device=device)
     want = model(x)
     assert not cuops.nn.replace_rms_norm(model).left

@@ -262,7 +262,10 @@ DTYPE = "its weight is lazy, a single number, or of a dtype that cuops.rms_norm 
     [
         (lambda module: module.compile(backend="eager"), "it is compiled by itself, as it is now"),
         (lambda module: setattr(module, "eps", -1e-6), "its eps is no finite number of at least 0: -1e-06"),
-        (lambda module: setattr(module, "eps", torch.ones(())), "its eps is no finite number of at least 0: 1.0"),
+        (
+            lambda module: setattr(module, "eps", torch.ones(())),
+            "its eps is no finite number of at least 0: tensor(1.)",
+        ),
         (lambda module: setattr(module, "eps", True), "its eps is no finite number of at least 0: True"),
         (lambda module: setattr(module, "weight", torch.nn.Parameter(torch.ones(8, dtype=torch.complex64))), DTYPE),
         (
@@ -297,6 +300,37 @@ def test_other_classes_whose_offset_is_no_number_are_left_alone(offset):
     assert left[2].startswith("its offset is no finite number: ")
 
 
+class GatedNorm(OtherNorm):
+    def forward(self, x, gate=None, *more, **options):
+        return super().forward(x) if gate is None else super().forward(x) * gate
+
+
+class NormWithResidual(OtherNorm):
+    def forward(self, x, residual=None):
+        return super().forward(x) if residual is None else (super().forward(x + residual), x + residual)
+
+
+class NormOfOldCheckpoints(OtherNorm):
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        state_dict[prefix + "weight"] = state_dict.pop(prefix + "scale")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (GatedNorm, "its forward takes more than x: gate"),
+        (NormOfOldCheckpoints, "it has a state of its own: _load_from_state_dict"),
+        (NormWithResidual, None),
+    ],
+)
+def test_other_classes_that_do_more_are_left_alone(cls, reason):
+    model = torch.nn.Sequential(cls(8, 1.0))
+    replacement = cuops.nn.replace_rms_norm(model, {cls: cuops.nn.Formula("epsilon", weight_offset="offset")})
+    assert [found for *_, found in replacement.left] == ([] if reason is None else [reason])
+    assert len(replacement.replaced) == (reason is None)
+
+
 class SizedNorm(OtherNorm):
     """Keeps its size as an int, as some do."""
 
@@ -324,6 +358,15 @@ def test_undo_refuses_modules_that_have_become_others():
     torch.nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     replacement.undo()
     assert type(model[0]) is torch.nn.RMSNorm
+
+
+def test_undo_refuses_modules_whose_parameters_have_moved():
+    """As sharding by DeepSpeed does."""
+    model = torch.nn.Sequential(torch.nn.RMSNorm(8))
+    replacement = cuops.nn.replace_rms_norm(model)
+    model[0]._parameters = {**model[0]._parameters}
+    with pytest.raises(RuntimeError, match="no longer those that replace_rms_norm put there: 0"):
+        replacement.undo()
 
 
 def test_undo_refuses_modules_with_a_forward_of_their_own():

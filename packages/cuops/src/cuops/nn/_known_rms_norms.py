@@ -9,7 +9,7 @@ from .. import _arguments
 
 @dataclass(frozen=True)
 class Formula:
-    """How a module class computes RMSNorm; its parameters are called `weight` and, where there is one, `bias`.
+    """How a module class computes RMSNorm, of as many last dimensions as its `weight` has; there may be a `bias` too.
 
     Args:
         eps: the name of the attribute with eps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import weakref
@@ -20,6 +21,7 @@ ADDED_BY_LIBRARIES = "_"  # how attributes that are not the class's own begin
 UNKNOWN = "its class is not known"
 COMPILED = "it is compiled by itself, as it is now"
 METHODS = ("forward", "_norm")  # that Hugging Face's classes have the formula in
+STATE = ("get_extra_state", "_save_to_state_dict", "_load_from_state_dict")
 OTHER_FACTS = ("training", "normalized_shape", "elementwise_affine", "with_scale")
 
 
@@ -51,13 +53,14 @@ class Replacement:
         """Puts the very modules back that were there; they have the parameters as they are now.
 
         Raises RuntimeError, and changes nothing, where another module has taken a place since, or a module there has
-        become one of another class, as parametrizations make it, or has got a forward of its own, as offloading by
-        accelerate gives it.
+        become one of another class, as parametrizations make it, has got a forward of its own, as offloading by
+        accelerate gives it, or no longer has the dictionary of parameters that both shared.
         """
         places = ((place, place.parent._modules.get(place.name)) for place in self._places)
 
         def is_as_it_was(place: _Place, now: torch.nn.Module | None) -> bool:
-            return now is place.new and type(now) is RMSNorm and "forward" not in vars(now)
+            shares = now is place.new and now._parameters is place.old._parameters
+            return shares and type(now) is RMSNorm and "forward" not in vars(now)
 
         if taken := [place.path for place, now in places if not is_as_it_was(place, now)]:
             raise RuntimeError(f"these modules are no longer those that replace_rms_norm put there: {', '.join(taken)}")
@@ -95,7 +98,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
 
     Args:
         model: the model. It is not itself one of these modules.
-        also: classes of other libraries or your own, each with the formula of its forward.
+        also: classes of other libraries or your own, each with the formula of its forward. One whose forward takes more
+            than x, and maybe a residual, or that saves or loads a state of its own, is left alone.
 
     Returns:
         A `Replacement`: `print` it to see what was replaced; its `undo()` puts the old modules back.
@@ -167,6 +171,8 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
         return f"its {patched[0]} was patched"
     if module._compiled_call_impl is not None:
         return COMPILED
+    if cls in also and (more := _more_than_a_formula(cls)):
+        return more
     allowed = {"weight", "bias"} if cls in also else {"weight"}
     if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= allowed:
         return f"it has other parameters than {' and '.join(sorted(allowed, reverse=True))}, or no weight at all"
@@ -187,13 +193,23 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
         return f"it has no attribute {missing[0]}"
     eps, offset = getattr(module, formula.eps), _offset_of(module, formula)
     if eps is not None and not _is_taken(eps, least=0):
-        return f"its eps is no finite number of at least 0: {eps}"
+        return f"its eps is no finite number of at least 0: {eps!r}"
     if not _is_taken(offset):
-        return f"its {formula.weight_offset} is no finite number: {offset}"
+        return f"its {formula.weight_offset} is no finite number: {offset!r}"
     own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS}
     if cls not in also and own != {formula.eps}:
         return f"it has attributes that its class is not known for: {', '.join(sorted(own ^ {formula.eps}))}"
     return None
+
+
+def _more_than_a_formula(cls: type) -> str | None:
+    """What a class of `also` has that a new module would not."""
+    if state := [name for name in STATE if getattr(cls, name) is not getattr(torch.nn.Module, name)]:
+        return f"it has a state of its own: {state[0]}"
+    parameters = list(inspect.signature(cls.forward).parameters.values())[2:]  # type: ignore[attr-defined]
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    others = [name for name in named if name != "residual"]
+    return f"its forward takes more than x: {', '.join(others)}" if others else None
 
 
 def _is_foreign(cls: type, name: str) -> bool:
@@ -229,7 +245,7 @@ def _replacement_of(old: torch.nn.Module, also: Mapping[type, Formula]) -> RMSNo
     assert formula is not None
     weight, eps = old._parameters["weight"], getattr(old, formula.eps)
     facts = {
-        "normalized_shape": old.normalized_shape if weight is None else tuple(weight.shape),
+        "normalized_shape": tuple(map(int, old.normalized_shape if weight is None else weight.shape)),
         "eps": None if eps is None else float(eps),
         "elementwise_affine": weight is not None,
         "weight_offset": float(_offset_of(old, formula)),
