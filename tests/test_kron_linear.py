@@ -302,6 +302,32 @@ def test_a_result_that_no_array_holds_is_refused(kind, rows, device):
         cuops.kron_linear(x, [w, w])
 
 
+@pytest.mark.parametrize(("rows", "sizes"), [(2, [(1, 1), (2, 2)]), (1, [(2, 1)]), (1, [(1, 3), (3, 1)])], ids=str)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_numpy_takes_nan_and_infinity_along_zeros(rows, sizes, dtype):
+    """NumPy's dot does not where one operand is a single number."""
+    zeros = [np.zeros((rows, math.prod(i for _, i in sizes))), *map(np.zeros, sizes)]
+    for number in (np.nan, np.inf):
+        for of in range(len(zeros)):
+            x, *factors = (np.full_like(a, number) if k == of else a for k, a in enumerate(zeros))
+            with np.errstate(invalid="ignore"):
+                want = x @ functools.reduce(np.kron, factors).T
+            got = cuops.kron_linear(x.astype(dtype), [w.astype(dtype) for w in factors])
+            assert np.isnan(got[np.isnan(want)]).all()
+            assert np.isnan(want).any()
+
+
+def test_an_empty_result_takes_no_memory_in_between(device):
+    """Which would be 320 GB."""
+    x, tall, none = (
+        torch.ones(size, device=device, requires_grad=True) for size in ((200_000, 1), (200_000, 1), (0, 1))
+    )
+    y = cuops.kron_linear(x, [tall, none])
+    assert y.shape == (200_000, 0)
+    y.sum().backward()
+    assert all(t.grad.shape == t.shape and not t.grad.any() for t in (x, tall, none))
+
+
 @pytest.mark.parametrize("sample", EMPTY)
 def test_nothing_gives_the_bias(sample, device):
     x, factors, bias = arguments(SAMPLES[sample], device=device)

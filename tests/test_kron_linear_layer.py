@@ -212,6 +212,7 @@ def test_a_weight_of_another_dtype_is_refused(dtype):
         ("out_factors", TypeError, lambda: KronLinear((2, 3), {2: 2, 3: 3})),
         ("out_factors", TypeError, lambda: KronLinear((2, 3), (2.0, 3))),
         ("out_factors", ValueError, lambda: KronLinear((2, 3), (6,))),
+        ("out_factors", ValueError, lambda: KronLinear((1, 1), (1 << 32, 1 << 31), device="meta")),
         ("in_factors", TypeError, lambda: KronLinear((True, 3), (2, 3))),
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.int64)),
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.complex64)),
@@ -232,13 +233,30 @@ def test_bad_arguments_are_refused_by_name(argument, error, call):
         call()
 
 
+def linear_of(**parameters):
+    linear = torch.nn.Linear(6, 4)
+    for name, value in parameters.items():
+        setattr(linear, name, torch.nn.Parameter(value))
+    return linear
+
+
 @pytest.mark.parametrize(
-    ("linear", "got"),
-    [(torch.nn.Linear(6, 4, device="meta"), "one on meta"), (torch.nn.LazyLinear(4), "a LazyLinear without")],
-    ids=["meta", "lazy"],
+    ("linear", "wanted"),
+    [
+        (torch.nn.Linear(6, 4, device="meta"), "parameters with values, got one on meta"),
+        (linear_of(bias=torch.ones(4, device="meta")), "parameters with values, got one on meta"),
+        (torch.nn.LazyLinear(4), "a weight with values, got a LazyLinear without"),
+        (
+            linear_of(weight=torch.ones(4, 6).to_sparse()),
+            "a weight that is a dense matrix, and a bias of a number for each",
+        ),
+        (linear_of(weight=torch.ones(6)), "a weight that is a dense matrix, and a bias of a number for each"),
+        (linear_of(bias=torch.ones(1, 4)), "a weight that is a dense matrix, and a bias of a number for each"),
+    ],
+    ids=["meta", "a bias on meta", "lazy", "sparse", "a vector", "a row as bias"],
 )
-def test_a_weight_without_values_is_refused(linear, got):
-    with pytest.raises(ValueError, match=f"^linear: expected a weight with values, got {got}$"):
+def test_parameters_that_are_none_of_a_linear_layer_are_refused(linear, wanted):
+    with pytest.raises(ValueError, match=f"^linear: expected {wanted}"):
         KronLinear.from_linear(linear, (2, 3), (2, 2))
 
 

@@ -6,7 +6,7 @@ import importlib
 import math
 import numbers
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 from . import _dlpack
@@ -210,7 +210,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 def is_ordered(value: Any) -> bool:
     """Whether it has elements in an order that it was given, as sets and the keys of dicts have not."""
-    return isinstance(value, Iterable) and not isinstance(value, (Set, Mapping))
+    return isinstance(value, Iterable) and not isinstance(value, Set) and not hasattr(type(value), "keys")
 
 
 def are_integers(values: Iterable[Any]) -> bool:

@@ -159,8 +159,10 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
             for w, rest in zip(wide, _rests(wide), strict=True):
                 if from_last:
                     state = np.matmul(w, state.reshape(len(state), rest, w.shape[1]).swapaxes(1, 2))
-                else:
-                    state = np.tensordot(state.reshape(len(state), w.shape[1], rest), w, axes=(1, 1))
+                else:  # not by tensordot: of one number that is 0, np.dot takes no NaN along
+                    columns = state.reshape(len(state), w.shape[1], rest).swapaxes(1, 2)
+                    state = np.matmul(columns.reshape(len(state) * rest, w.shape[1]), w.T)
+                    state = state.reshape(len(columns), rest, w.shape[0])
             y[part] = state.reshape(len(state), out) + term
     return y.reshape(*x.shape[:-1], out)
 

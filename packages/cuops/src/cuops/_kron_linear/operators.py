@@ -30,7 +30,15 @@ def _is_empty(x: Tensor, factors: Sequence[Tensor]) -> bool:
 
 
 def _fwd_empty(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-    return reference.kron_linear_torch(x, factors, bias).clone()  # of what may be a view
+    y = x.new_zeros(out_shape(x, factors))
+    return y if bias is None else y.add_(bias)
+
+
+def _bwd_empty(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
+    dfactors = [w.new_zeros(w.shape) if needed else None for w, needed in zip(factors, needs_factors, strict=True)]
+    return _bwd_results(
+        dy, x.new_zeros(x.shape) if needs_x else None, dfactors, _sum_of_rows(dy) if needs_bias else None
+    )
 
 
 def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -50,7 +58,7 @@ def forward_and_states(
 
 def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=bwd.NOTHING):  # type: ignore[no-untyped-def]
     if _is_empty(x, factors):
-        return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
+        return _bwd_empty(dy, x, factors, needs_x, needs_factors, needs_bias)
     gradients = bwd.fused_backward(dy, x, factors, needs_x, needs_factors, kept)
     return _bwd_results(dy, *gradients, _sum_of_rows(dy) if needs_bias else None)
 
@@ -75,7 +83,7 @@ def _fwd_cpu(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tenso
 
 def _bwd_cpu(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
     if _is_empty(x, factors):
-        return _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias)
+        return _bwd_empty(dy, x, factors, needs_x, needs_factors, needs_bias)
     rows, wide = x.numel() // x.shape[-1], [w.double() for w in factors]
     flat, grads, dx = x.reshape(rows, -1), dy.reshape(rows, -1), x.new_empty(x.shape) if needs_x else None
     sums = [w.new_zeros(w.shape) if needed else None for w, needed in zip(wide, needs_factors, strict=True)]

@@ -31,7 +31,8 @@ class KronLinear(torch.nn.Module):
 
     Raises:
         TypeError: sizes are no sequence of integers, or the dtype is none of these; x is no tensor, when called.
-        ValueError: there is no size, one is less than 1, or there are not as many of both kinds.
+        ValueError: there is no size, one is less than 1, their product is 2**63 or more, or there are not as many of
+            both kinds.
     """
 
     bias: torch.nn.Parameter | None
@@ -51,6 +52,9 @@ class KronLinear(torch.nn.Module):
                 f"out_factors: expected as many as in_factors, {len(self.in_factors)}, got {len(self.out_factors)}"
             )
         self.in_features, self.out_features = math.prod(self.in_factors), math.prod(self.out_factors)
+        for name, features in (("in_factors", self.in_features), ("out_factors", self.out_features)):
+            if features >= 1 << 63:
+                raise ValueError(f"{name}: expected sizes whose product is less than 2**63, got {features}")
         if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"dtype: expected torch.float64, float32, float16 or bfloat16, got {dtype!r}")
         made = {"device": device, "dtype": dtype}
@@ -90,8 +94,8 @@ class KronLinear(torch.nn.Module):
 
         Raises:
             TypeError: linear is not a `torch.nn.Linear`, or its weight is not float64, float32, float16 or bfloat16.
-            ValueError: the products of the factors are not the sizes of its weight, there are more than 64 factors, or
-                the weight has no values or one that is not finite.
+            ValueError: the products of the factors are not the sizes of its weight, there are more than 64 factors, the
+                weight has no values or one that is not finite, or weight or bias have other shapes than a linear layer.
 
         Source: Van Loan and Pitsianis, Approximation with Kronecker products,
         https://doi.org/10.1007/978-94-015-8196-7_17.
@@ -101,8 +105,16 @@ class KronLinear(torch.nn.Module):
         weight, bias = linear.weight, linear.bias
         if torch.nn.parameter.is_lazy(weight):
             raise ValueError(f"linear: expected a weight with values, got a {type(linear).__qualname__} without")
-        if weight.is_meta:
-            raise ValueError("linear: expected a weight with values, got one on meta")
+        if weight.is_meta or (bias is not None and bias.is_meta):
+            raise ValueError("linear: expected parameters with values, got one on meta")
+        if (
+            weight.layout is not torch.strided
+            or weight.ndim != 2
+            or (bias is not None and bias.shape != weight.shape[:1])
+        ):
+            raise ValueError(
+                "linear: expected a weight that is a dense matrix, and a bias of a number for each of its rows"
+            )
         if weight.dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"linear: expected a weight of float64, float32, float16 or bfloat16, got {weight.dtype}")
         sizes = _sizes("in_factors", in_factors), _sizes("out_factors", out_factors)
