@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import nox
+import nox.command
 
 sys.path.insert(0, str(Path(__file__).parent))
 import wheelhouse
@@ -125,9 +128,20 @@ def gpu_tests(session: nox.Session) -> None:
     session.run(*GPU_TESTS, *session.posargs, env=workers)
 
 
+def unclean(logs: Path, workers: int) -> list[str]:
+    """What is wrong with the logs of sanitizers, one for each process of the tests."""
+    said = [log.read_text() for log in logs.iterdir()]
+    found = [f"found errors:\n{text}" for text in said if re.search("SUMMARY: [1-9]|Internal Sanitizer Error", text)]
+    ended = "SUMMARY: |terminated before first instrumented API call"  # as of a process without a test
+    found += [f"did not end:\n{text}" for text in said if not re.search(ended, text)]
+    return found + (["did not see all processes of the tests"] if len(said) < workers else [])
+
+
 @nox.session
 def sanitize(session: nox.Session) -> None:
     """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 12 -k rms_norm)."""
+    if not shutil.which("compute-sanitizer"):
+        session.error("compute-sanitizer, which comes with a CUDA toolkit, is not here")
     install_built(session, "test")
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
     prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
@@ -140,21 +154,22 @@ def sanitize(session: nox.Session) -> None:
     common = ("--max-connections=99", "--require-cuda-init=no")  # where a worker has no test
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
     runs = {"gpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "cached and not timed": {}}
-    for tool in options.tools:
-        for marked, environment in runs.items():
-            # A sanitizer for each worker, as one alone has all of them wait for it.
-            logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
-            sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
-            worker = shlex.join((*sanitizer, f"--log-file={logs}/%p", "python"))
-            workers = ("--dist=load", f"--tx={options.workers}*popen//python={worker}")
-            settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
+    wrong = []
+    for tool, (marked, environment) in itertools.product(options.tools, runs.items()):
+        # A sanitizer for each worker, as one alone has all of them wait for it.
+        logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
+        sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
+        worker = shlex.join((*sanitizer, f"--log-file={logs}/%p", "python"))
+        workers = ("--dist=load", f"--tx={options.workers}*popen//python={worker}")
+        settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
+        try:
             chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options)
             session.run(*chosen, env=settings, success_codes=[0, 5])  # 5: none of them
-            for log in logs.iterdir():
-                said = log.read_text()
-                ended = re.search("SUMMARY: 0 |terminated before first instrumented API call", said)  # that: no test
-                if not ended or re.search("SUMMARY: [1-9]|Internal Sanitizer Error", said):
-                    session.error(f"{tool} found errors:\n{said}")
+        except nox.command.CommandFailed:
+            wrong.append(f"{tool}: tests failed")
+        wrong += [f"{tool} {fault}" for fault in unclean(logs, options.workers)]
+    if wrong:
+        session.error("\n".join(wrong))
 
 
 @nox.session

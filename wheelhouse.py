@@ -63,7 +63,7 @@ def build(session: nox.Session, rows: list[str], folder: Path, machines: list[st
 def build_in_manylinux(session: nox.Session, rows: list[str], folder: Path, machines: list[str] | None) -> list[Path]:
     """As `build`, but the backends are compiled in the stock manylinux image, by cibuildwheel."""
     expect_rows(session, rows)
-    if not shutil.which(engine := os.environ.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0]):
+    if not shutil.which(engine := os.environ.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0].strip()):
         session.error(
             f"cibuildwheel needs {engine}, which is not here; CIBW_CONTAINER_ENGINE=podman takes the other one"
         )

@@ -17,6 +17,12 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
+    return int(text)
+
+
 def _parser(session: str, description: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=f"nox -s {session} --", description=description)
 
@@ -52,7 +58,7 @@ def sanitize() -> argparse.ArgumentParser:
     """Of `nox -s sanitize`; what it does not know goes to pytest."""
     parser = _parser("sanitize", "Runs the GPU tests under compute-sanitizer.")
     parser.add_argument("--tools", nargs="+", choices=SANITIZERS, default=SANITIZERS)
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes; each has memory of the GPU")
+    parser.add_argument("--workers", type=_count, default=1, metavar="N", help="processes; each has memory of the GPU")
     return parser
 
 

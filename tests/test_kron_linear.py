@@ -328,6 +328,17 @@ def test_an_empty_result_takes_no_memory_in_between(device):
     assert all(t.grad.shape == t.shape and not t.grad.any() for t in (x, tall, none))
 
 
+@pytest.mark.parametrize("of", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_sums_of_nothing_are_zero_whatever_other_factors_have(of):
+    """And take no memory in between, of which this would be a terabyte."""
+    bias = np.arange(4.0)
+    for sizes in ([(2, 2), (2, 0)], [(2, 0), (2, 2)]):
+        y = cuops.kron_linear(of(np.ones((3, 0))), [of(np.full(size, np.nan)) for size in sizes], of(bias))
+        np.testing.assert_array_equal(np.asarray(y), np.stack([bias] * 3))
+    tall = of(np.ones((400_000, 1)))
+    assert cuops.kron_linear(of(np.ones((1, 1))), [tall, tall, of(np.ones((0, 1))), tall]).shape == (1, 0)
+
+
 @pytest.mark.parametrize("sample", EMPTY)
 def test_nothing_gives_the_bias(sample, device):
     x, factors, bias = arguments(SAMPLES[sample], device=device)

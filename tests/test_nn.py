@@ -151,6 +151,17 @@ def test_numbers_of_numpy_compile(device):
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), want)
 
 
+def test_a_size_that_is_a_symbol_stays_one():
+    class OfAnyWidth(torch.nn.Module):
+        def forward(self, x):
+            return cuops.nn.RMSNorm(x.shape[-1], elementwise_affine=False)(x)
+
+    width = {"x": {1: torch.export.Dim("width")}}
+    exported = torch.export.export(OfAnyWidth(), (make((3, 8)),), dynamic_shapes=width, strict=False).module()
+    x = make((3, 12))
+    torch.testing.assert_close(exported(x), OfAnyWidth()(x))
+
+
 def test_what_is_no_bias_and_what_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match="bias: expected True or False, got cpu"):
         cuops.nn.RMSNorm(8, None, True, "cpu")  # where PyTorch has the device

@@ -301,10 +301,13 @@ def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x)
 
 
 def test_a_parameter_without_a_default_is_asked_for(tmp_path, monkeypatch, capsys, x):
-    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(lambda x, factor, bias=None: x, ("factor", "bias")))
+    def scaled(x, factor, power: "float", bias=None, eps: "float" = 0.5):
+        return x
+
+    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(scaled, ("factor", "bias")))
     with pytest.raises(SystemExit, match="2"):
         main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")])
-    assert "the following arguments are required: --factor\n" in capsys.readouterr().err
+    assert "the following arguments are required: --factor, --power\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

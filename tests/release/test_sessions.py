@@ -69,7 +69,7 @@ def test_wheels_that_are_no_whole_are_not_checked(tree, there, missing):
 def test_wheels_stay_where_the_engine_for_new_ones_is_missing(tree, monkeypatch):
     (tree / "dist").mkdir()
     (tree / "dist/cuops-1.0.0-py3-none-any.whl").write_bytes(b"")
-    monkeypatch.setenv("CIBW_CONTAINER_ENGINE", "nosuch; create_args: --gpus all")
+    monkeypatch.setenv("CIBW_CONTAINER_ENGINE", "nosuch ; create_args: --gpus all")
     code, said = nox(tree, "wheels", "--cibuildwheel")
     assert (code != 0, "cibuildwheel needs nosuch, which is not here" in said) == (True, True), said
     assert list((tree / "dist").iterdir())
@@ -117,29 +117,56 @@ done
 """
 
 
-@pytest.mark.parametrize(
-    ("said", "clean"),
-    [
-        ("========= ERROR SUMMARY: 0 errors", True),
-        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True),
-        ("========= Target application terminated before first instrumented API call", True),
-        ("========= ERROR SUMMARY: 10 errors", False),
-        ("========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)", False),
-        ("========= Internal Sanitizer Error: not enough memory\n========= ERROR SUMMARY: 0 errors", False),
-        ("========= COMPUTE-SANITIZER", False),
-    ],
-)
-def test_each_process_of_the_tests_has_a_sanitizer_that_must_end_clean(
-    tree, tmp_path_factory, monkeypatch, said, clean
-):
+@pytest.fixture
+def sanitized(tree, tmp_path_factory, monkeypatch):
+    """Runs the session with a sanitizer that says what it is told to, on a test that is told whether to pass."""
     tools = tmp_path_factory.mktemp("tools")
     (tools / "compute-sanitizer").write_text(SANITIZER)
     (tools / "compute-sanitizer").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SAID", said)
-    (tree / "tests").mkdir()
-    body = "import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    assert os.environ['SANITIZED'] == 'yes'\n"
-    (tree / "tests/test_it.py").write_text(body)
-    code, told = nox(tree, "sanitize", "--tools", "racecheck", "--workers", "2")
-    assert ("1 passed" in told, code == 0) == (True, clean), told
-    assert ("racecheck found errors" in told and said.split("\n")[0] in told) == (not clean)
+
+    def run(said: str, *words: str, passes: bool = True) -> tuple[int, str]:
+        monkeypatch.setenv("SAID", said)
+        (tree / "tests").mkdir()
+        wanted = "== 'yes'" if passes else "is None"
+        test = f"import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    assert os.environ.get('SANITIZED') {wanted}\n"
+        (tree / "tests/test_it.py").write_text(test)
+        return nox(tree, "sanitize", "--tools", "racecheck", *words)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", None),
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", None),
+        ("========= Target application terminated before first instrumented API call", None),
+        ("========= ERROR SUMMARY: 10 errors", "found errors"),
+        ("========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)", "found errors"),
+        ("========= Internal Sanitizer Error: not enough memory\n========= ERROR SUMMARY: 0 errors", "found errors"),
+        ("========= COMPUTE-SANITIZER", "did not end"),
+    ],
+)
+def test_each_process_of_the_tests_has_a_sanitizer_that_must_end_clean(sanitized, said, wrong):
+    code, told = sanitized(said, "--workers", "2")
+    assert ("1 passed" in told, code == 0) == (True, wrong is None), told
+    assert told.count(f"racecheck {wrong}:\n{said}") == (0 if wrong is None else 4)  # two runs of two processes
+
+
+def test_what_sanitizers_say_of_tests_that_fail_is_told(sanitized):
+    code, told = sanitized("========= ERROR SUMMARY: 10 errors", passes=False)
+    assert ("1 failed" in told, code != 0) == (True, True), told
+    assert "racecheck: tests failed\nracecheck found errors:\n========= ERROR SUMMARY: 10 errors" in told
+
+
+def test_processes_without_a_sanitizer_are_missed(sanitized):
+    code, told = sanitized("", "-n", "2", passes=False)  # which takes the place of the others
+    assert ("1 passed" in told, code != 0) == (True, True), told
+    assert "racecheck did not see all processes of the tests" in told
+
+
+def test_a_missing_sanitizer_is_said_at_once(tree, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    code, told = nox(tree, "sanitize")
+    assert (code != 0, "compute-sanitizer, which comes with a CUDA toolkit, is not here" in told) == (True, True), told

@@ -6,7 +6,7 @@ import importlib
 import math
 import numbers
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from . import _dlpack
@@ -205,12 +205,14 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
     given = tuple(value) if many else (value,)
     if not are_integers(given):
         raise TypeError(f"{name}: expected an integer or a sequence of integers, got {value!r}")
-    return given
+    # Symbols stay; NumPy's numbers do not compile.
+    return tuple(int(n) if isinstance(n, numbers.Integral) else n for n in given)
 
 
 def is_ordered(value: Any) -> bool:
     """Whether it has elements in an order that it was given, as sets and the keys of dicts have not."""
-    return isinstance(value, Iterable) and not isinstance(value, Set) and not hasattr(type(value), "keys")
+    is_dict = isinstance(value, Mapping) or hasattr(type(value), "popitem")  # PyTorch's is no Mapping
+    return isinstance(value, Iterable) and not isinstance(value, Set) and not is_dict
 
 
 def are_integers(values: Iterable[Any]) -> bool:

@@ -148,6 +148,9 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     import numpy as np
 
     sizes, rows, n = [w.shape for w in factors], math.prod(x.shape[:-1]), x.shape[-1]
+    if 0 in (rows, n, *(size for of in sizes for size in of)):  # sums of nothing, whatever the other factors have
+        y = np.zeros((*x.shape[:-1], math.prod(o for o, _ in sizes)), x.dtype)
+        return y if bias is None else y + bias
     most, most_from_last = max(elements_between(sizes)), max(elements_between(sizes[::-1]))
     out, from_last = math.prod(o for o, _ in sizes), most_from_last < most
     flat, y = x.reshape(rows, n), np.empty((rows, out), x.dtype)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from .files import FileArray
 
+NONE = inspect.Parameter.empty  # what a parameter without a default has
 HELP = {"eps": "added to the mean of squares", "weight_offset": "added to the weight"}
 
 
@@ -49,8 +50,8 @@ class RowOperator:
     one_dtype: bool = False
 
     @property
-    def numbers(self) -> dict[str, float]:
-        """The names and defaults of the options, from the function's signature."""
+    def numbers(self) -> dict[str, Any]:
+        """The names and defaults of the options, from the function's signature; NONE where there is no default."""
         signature = inspect.signature(self.function)
         return {name: p.default for name, p in signature.parameters.items() if p.annotation == "float"}
 
@@ -76,15 +77,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             operator.arguments(command)
             continue
         for parameter in operator.parameters:
-            needed = inspect.signature(operator.function).parameters[parameter].default is inspect.Parameter.empty
+            needed = inspect.signature(operator.function).parameters[parameter].default is NONE
             text = "a file as IN is" if needed else "a file as IN is; without it, none"
             command.add_argument(f"--{parameter}", metavar="FILE", required=needed, help=text)
         for option in operator.lists:
             text = "a file as IN is; once for each, the first one first"
             command.add_argument(f"--{option}", metavar="FILE", action="append", required=True, help=text)
         for number, default in operator.numbers.items():
-            option, text = number.replace("_", "-"), f"{HELP.get(number, number)}, by default {default}"
-            command.add_argument(f"--{option}", dest=number, type=float, default=default, help=text)
+            option, text, needed = number.replace("_", "-"), HELP.get(number, number), default is NONE
+            given = {"required": True} if needed else {"default": default}
+            text += "" if needed else f", by default {default}"
+            command.add_argument(f"--{option}", dest=number, type=float, help=text, **given)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ ADDED_BY_LIBRARIES = "_"  # how attributes that are not the class's own begin
 UNKNOWN = "its class is not known"
 COMPILED = "it is compiled by itself, as it is now"
 METHODS = ("forward", "_norm")  # that Hugging Face's classes have the formula in
-STATE = ("get_extra_state", "_save_to_state_dict", "_load_from_state_dict")
+OWN = ("__call__", "state_dict", "get_extra_state", "_save_to_state_dict", "_load_from_state_dict")
 OTHER_FACTS = ("training", "normalized_shape", "elementwise_affine", "with_scale")
 
 
@@ -171,7 +171,7 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
         return f"its {patched[0]} was patched"
     if module._compiled_call_impl is not None:
         return COMPILED
-    if cls in also and (more := _more_than_a_formula(cls)):
+    if cls in also and (more := _more_than_a_formula(module)):
         return more
     allowed = {"weight", "bias"} if cls in also else {"weight"}
     if module._buffers or module._modules or not {"weight"} <= set(module._parameters) <= allowed:
@@ -202,13 +202,15 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     return None
 
 
-def _more_than_a_formula(cls: type) -> str | None:
-    """What a class of `also` has that a new module would not."""
-    if state := [name for name in STATE if getattr(cls, name) is not getattr(torch.nn.Module, name)]:
-        return f"it has a state of its own: {state[0]}"
-    parameters = list(inspect.signature(cls.forward).parameters.values())[2:]  # type: ignore[attr-defined]
-    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    others = [name for name in named if name != "residual"]
+def _more_than_a_formula(module: torch.nn.Module) -> str | None:
+    """What a module of `also` has that a new one would not."""
+    if own := [name for name in OWN if getattr(type(module), name) is not getattr(torch.nn.Module, name)]:
+        return f"its class has a {own[0]} of its own"
+    try:
+        _, *more = inspect.signature(module.forward).parameters.values()
+    except (ValueError, NameError) as error:  # of what is not written in Python, or has annotations that are not there
+        return f"what its forward takes is not known: {error}"
+    others = [p.name for p in more if p.kind != p.VAR_KEYWORD and p.name != "residual"]
     return f"its forward takes more than x: {', '.join(others)}" if others else None
 
 

@@ -93,7 +93,7 @@ class KronLinear(torch.nn.Module):
         derived from this one is called with the sizes, whether there is a bias, and the dtype.
 
         Raises:
-            TypeError: linear is not a `torch.nn.Linear`, or its weight is not float64, float32, float16 or bfloat16.
+            TypeError: linear is not a `torch.nn.Linear`, or a parameter is not float64, float32, float16 or bfloat16.
             ValueError: the products of the factors are not the sizes of its weight, there are more than 64 factors, the
                 weight has no values or one that is not finite, or weight or bias have other shapes than a linear layer.
 
@@ -103,20 +103,18 @@ class KronLinear(torch.nn.Module):
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__qualname__}")
         weight, bias = linear.weight, linear.bias
-        if torch.nn.parameter.is_lazy(weight):
-            raise ValueError(f"linear: expected a weight with values, got a {type(linear).__qualname__} without")
-        if weight.is_meta or (bias is not None and bias.is_meta):
+        parameters = [weight] if bias is None else [weight, bias]
+        if any(map(torch.nn.parameter.is_lazy, parameters)):
+            raise ValueError(f"linear: expected parameters with values, got a {type(linear).__qualname__} without")
+        if any(p.is_meta for p in parameters):
             raise ValueError("linear: expected parameters with values, got one on meta")
-        if (
-            weight.layout is not torch.strided
-            or weight.ndim != 2
-            or (bias is not None and bias.shape != weight.shape[:1])
-        ):
-            raise ValueError(
-                "linear: expected a weight that is a dense matrix, and a bias of a number for each of its rows"
-            )
-        if weight.dtype not in _arguments.TORCH_DTYPES:
-            raise TypeError(f"linear: expected a weight of float64, float32, float16 or bfloat16, got {weight.dtype}")
+        if any(p.layout is not torch.strided for p in parameters) or weight.ndim != 2:
+            raise ValueError("linear: expected a weight that is a matrix, and dense parameters")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(f"linear: expected a bias of shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}")
+        for p in parameters:
+            if p.dtype not in _arguments.TORCH_DTYPES:
+                raise TypeError(f"linear: expected float64, float32, float16 or bfloat16, got {p.dtype}")
         sizes = _sizes("in_factors", in_factors), _sizes("out_factors", out_factors)
         for name, given, wanted in zip(("in_factors", "out_factors"), sizes, reversed(weight.shape), strict=True):
             if (got := math.prod(given)) != wanted:

@@ -54,13 +54,12 @@ class RMSNorm(torch.nn.RMSNorm):
     ) -> None:
         if not isinstance(bias, bool):  # PyTorch's module has no such argument, and device in its place
             raise TypeError(f"bias: expected True or False, got {bias}; pass device and dtype by name")
-        # torch.compile sees NumPy's numbers as arrays.
-        sizes = tuple(map(int, _arguments.sizes("normalized_shape", normalized_shape)))
+        sizes = _arguments.sizes("normalized_shape", normalized_shape)
         if not sizes or min(sizes) < 0:
             raise ValueError(f"normalized_shape: expected at least one size, none below 0, got {sizes}")
         if eps is not None:
             _arguments.number("eps", eps, least=0)
-            eps = float(eps)
+            eps = float(eps)  # torch.compile sees NumPy's numbers as arrays
         _arguments.number("weight_offset", weight_offset)
         if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"dtype: expected torch.float64, float32, float16 or bfloat16, got {dtype!r}")
