@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from cuops.cem import EarlyStopping, maximize, minimize
+from cuops.cem import CrossEntropyMethod, EarlyStopping, maximize, minimize
 
 
 def flat(x):
@@ -70,6 +70,14 @@ def test_a_problem_without_a_reason_keeps_all_going(array):
 
 def test_stopping_is_looked_at_every_ten_steps_by_default():
     assert minimize(flat, np.zeros(2), 1.0, steps=50, callbacks=EarlyStopping(target=1.0)).steps == 10
+
+
+def test_steps_may_be_small_integers_of_numpy():
+    few = EarlyStopping(patience=np.uint8(3), every=np.uint8(1))
+    assert minimize(flat, np.zeros(2), 1.0, steps=50, callbacks=few).steps == 4
+    method = CrossEntropyMethod(np.arange(400.0).reshape(200, 2), 1.0, 6, event_dims=2)
+    method.shift(np.int8(2))
+    np.testing.assert_array_equal(method.mu[:-2], np.arange(400.0).reshape(200, 2)[2:])
 
 
 def test_samples_are_counted_by_all_dimensions_of_an_event():

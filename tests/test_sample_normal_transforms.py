@@ -241,3 +241,15 @@ def test_samples_under_vmap_are_those_of_the_seed(device):
     mu, seed = torch.zeros(5, dtype=torch.float64, device=device), torch.tensor([5], device=device)
     x = torch.vmap(lambda m: cuops.sample_normal(m, 1.0, 4, seed=seed))(mu[None])[0]
     torch.testing.assert_close(x, cuops.sample_normal(mu, 1.0, 4, seed=5), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"low": -1.0}, {"shared_noise": True}, {"antithetic": True}], ids=str)
+@pytest.mark.parametrize("num_samples", [0, 3])
+def test_transforms_of_no_distributions_give_no_samples(options, num_samples, device):
+    def draw(mu):
+        return cuops.sample_normal(mu, 1.0, num_samples, seed=0, **options)
+
+    none, all_empty = torch.zeros(3, 0, device=device), torch.zeros(0, 3, device=device)
+    assert torch.func.vmap(draw)(none).shape == (3, num_samples, 0)
+    assert torch.func.grad(lambda mu: draw(mu).sum())(all_empty).shape == (0, 3)
+    assert torch.func.jvp(draw, (none,), (none,))[1].shape == (3, num_samples, 0)

@@ -301,7 +301,7 @@ def sample_normal_formula(
 
     given = [a.double() for a in (mu, sigma, low, high) if a is not None]
     noise = _noise_torch(draw, slice(0, mu.numel()), mu.device, dtype == torch.float64, low is not None)
-    noise = noise.reshape(-1, *(mu.shape if noise.shape[1] == mu.numel() else [1] * mu.ndim))
+    noise = noise.reshape(noise.shape[0], *(mu.shape if noise.shape[1] == mu.numel() else [1] * mu.ndim))
     if low is None:
         x = given[0] + given[1] * noise
     elif torch.compiler.is_compiling():  # which does not follow the other way; nor does it see second derivatives

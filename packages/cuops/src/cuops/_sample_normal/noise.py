@@ -110,9 +110,9 @@ def noise(xp: Any, draw: Draw, columns: Any, precise: bool, uniform: bool) -> An
     w = words(draw.seed, draw.stream, groups, columns, 0)
     more = words(draw.seed, draw.stream, groups, columns, 1) if precise or uniform else None
     z = uniforms(xp, w, more or ()) if uniform else normals(xp, w, more)
-    z = z.reshape(-1, z.shape[-1])[first % 4 :]
+    z = z.reshape(math.prod(z.shape[:-1]), z.shape[-1])[first % 4 :]
     if draw.antithetic:
-        z = xp.stack([z, 1 - z if uniform else -z], 1).reshape(-1, z.shape[-1])[draw.start % 2 :]
+        z = xp.stack([z, 1 - z if uniform else -z], 1).reshape(2 * z.shape[0], z.shape[1])[draw.start % 2 :]
     return z[: draw.num_samples]
 
 

@@ -282,7 +282,7 @@ class CrossEntropyMethod:
                 broadcast to mu's.
         """
         horizon = self.event_shape[0]
-        _arguments.integer("steps", steps, 0, horizon)
+        steps = _arguments.integer("steps", steps, 0, horizon)
         sigma = copied(self.sigma if sigma is None else _options.together("sigma", sigma, self.mu))
         with writing(self._state.mu):
             for rows in (self._state.mu, self._state.kept):

@@ -77,7 +77,7 @@ class EarlyStopping:
                 _arguments.number(name, value)
         for name in ("patience", "every"):
             if (steps := getattr(self, name)) is not None or name == "every":
-                _arguments.integer(name, steps, 1)
+                object.__setattr__(self, name, _arguments.integer(name, steps, 1))  # of NumPy's, -1 is none of some
 
     def __call__(self, method: CrossEntropyMethod, history: History) -> bool:
         """Whether to stop."""
