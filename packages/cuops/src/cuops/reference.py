@@ -141,19 +141,16 @@ def _rests(factors: Sequence[Any]) -> list[int]:
 
 
 def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.ndarray | None) -> np.ndarray:
-    """x @ kron(factors).T + bias: each product takes the first dimension that is left, and puts its own last.
-
-    Or the last one, and puts its own first, where that leaves less in between.
-    """
+    """x @ kron(factors).T + bias: products from the first dimension on, or from the last where less lies between."""
     import numpy as np
 
     sizes, rows, n = [w.shape for w in factors], math.prod(x.shape[:-1]), x.shape[-1]
-    if 0 in (rows, n, *(size for of in sizes for size in of)):  # sums of nothing, whatever the other factors have
-        y = np.zeros((*x.shape[:-1], math.prod(o for o, _ in sizes)), x.dtype)
+    out = math.prod(o for o, _ in sizes)
+    y = np.zeros((*x.shape[:-1], out), x.dtype)
+    if 0 in (rows, n, out):  # sums of nothing, whatever the other factors have
         return y if bias is None else y + bias
     most, most_from_last = max(elements_between(sizes)), max(elements_between(sizes[::-1]))
-    out, from_last = math.prod(o for o, _ in sizes), most_from_last < most
-    flat, y = x.reshape(rows, n), np.empty((rows, out), x.dtype)
+    from_last, flat, to = most_from_last < most, x.reshape(rows, n), y.reshape(rows, out)
     with np.errstate(all="ignore"):
         term = 0.0 if bias is None else bias.astype(np.float64)
         wide = [w.astype(np.float64) for w in (factors[::-1] if from_last else factors)]
@@ -166,8 +163,8 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
                     columns = state.reshape(len(state), w.shape[1], rest).swapaxes(1, 2)
                     state = np.matmul(columns.reshape(len(state) * rest, w.shape[1]), w.T)
                     state = state.reshape(len(columns), rest, w.shape[0])
-            y[part] = state.reshape(len(state), out) + term
-    return y.reshape(*x.shape[:-1], out)
+            to[part] = state.reshape(len(state), out) + term
+    return y
 
 
 def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:

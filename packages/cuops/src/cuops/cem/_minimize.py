@@ -77,7 +77,8 @@ class EarlyStopping:
                 _arguments.number(name, value)
         for name in ("patience", "every"):
             if (steps := getattr(self, name)) is not None or name == "every":
-                object.__setattr__(self, name, _arguments.integer(name, steps, 1))  # of NumPy's, -1 is none of some
+                steps = _arguments.integer(name, steps, 1)  # Python's: some of NumPy's have no -1
+                object.__setattr__(self, name, steps)
 
     def __call__(self, method: CrossEntropyMethod, history: History) -> bool:
         """Whether to stop."""

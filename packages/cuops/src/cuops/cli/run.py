@@ -84,9 +84,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             text = "a file as IN is; once for each, the first one first"
             command.add_argument(f"--{option}", metavar="FILE", action="append", required=True, help=text)
         for number, default in operator.numbers.items():
-            option, text, needed = number.replace("_", "-"), HELP.get(number, number), default is NONE
-            given = {"required": True} if needed else {"default": default}
-            text += "" if needed else f", by default {default}"
+            option, text = number.replace("_", "-"), HELP.get(number, number)
+            given = {"required": True} if default is NONE else {"default": default}
+            text += "" if default is NONE else f", by default {default}"
             command.add_argument(f"--{option}", dest=number, type=float, help=text, **given)
 
 

@@ -103,18 +103,21 @@ class KronLinear(torch.nn.Module):
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"linear: expected a torch.nn.Linear, got {type(linear).__qualname__}")
         weight, bias = linear.weight, linear.bias
-        parameters = [weight] if bias is None else [weight, bias]
-        if any(map(torch.nn.parameter.is_lazy, parameters)):
-            raise ValueError(f"linear: expected parameters with values, got a {type(linear).__qualname__} without")
-        if any(p.is_meta for p in parameters):
-            raise ValueError("linear: expected parameters with values, got one on meta")
-        if any(p.layout is not torch.strided for p in parameters) or weight.ndim != 2:
-            raise ValueError("linear: expected a weight that is a matrix, and dense parameters")
+        for name, p in (("weight", weight), ("bias", bias)):
+            if p is None:
+                continue
+            if torch.nn.parameter.is_lazy(p):
+                raise ValueError(f"linear: expected a {name} with values, got a {type(linear).__qualname__} without")
+            if p.is_meta:
+                raise ValueError(f"linear: expected a {name} with values, got one on meta")
+            if p.layout is not torch.strided:
+                raise ValueError(f"linear: expected a dense {name}, got one of {p.layout}")
+            if p.dtype not in _arguments.TORCH_DTYPES:
+                raise TypeError(f"linear: expected a {name} of float64, float32, float16 or bfloat16, got {p.dtype}")
+        if weight.ndim != 2:
+            raise ValueError(f"linear: expected a weight that is a matrix, got one of shape {tuple(weight.shape)}")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ValueError(f"linear: expected a bias of shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}")
-        for p in parameters:
-            if p.dtype not in _arguments.TORCH_DTYPES:
-                raise TypeError(f"linear: expected float64, float32, float16 or bfloat16, got {p.dtype}")
         sizes = _sizes("in_factors", in_factors), _sizes("out_factors", out_factors)
         for name, given, wanted in zip(("in_factors", "out_factors"), sizes, reversed(weight.shape), strict=True):
             if (got := math.prod(given)) != wanted:
