@@ -27,7 +27,7 @@ class Mailbox {
       for (unsigned team = 0; team < blockDim.y; ++team) {
 #pragma unroll 1
         for (int slot = 0; slot < memory_.kSlots; ++slot) {
-          init_arrivals(&memory_.arrived[team][slot], blocks > 1 ? 1 : static_cast<int>(warps()));
+          init_arrivals(&memory_.arrived[team][slot], blocks > 1 ? 1 : static_cast<int>(warps() * warps()));
         }
       }
 #if CUOPS_CLUSTERS
@@ -89,7 +89,7 @@ class Mailbox {
     if (blocks > 1 && threadIdx.x == 0)  // stores that arrived before are counted too
       arrive_expecting(&memory_.arrived[0][slot], static_cast<int>(sizeof(float) * 2 * warps() * blocks));
 #endif
-    if (lane >= blocks) return;
+    if (lane >= (blocks > 1 ? blocks : warps())) return;  // of a block alone, each lane that reads arrives
     unsigned long long* const arrived = &memory_.arrived[threadIdx.y][slot];
     float* const to = memory_.sums[slot][(threadIdx.y + rank) * warps() + warp];
 #if CUOPS_CLUSTERS
@@ -101,8 +101,10 @@ class Mailbox {
       return;
     }
 #endif
-    to[0] = v[0];
-    to[1] = v[1];
+    if (lane == 0) {
+      to[0] = v[0];
+      to[1] = v[1];
+    }
     asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared.b64 state, [%0];\n\t}" ::"r"(shared_address(arrived)) : "memory");
   }
 
