@@ -128,6 +128,18 @@ def gpu_tests(session: nox.Session) -> None:
     session.run(*GPU_TESTS, *session.posargs, env=workers)
 
 
+def sanitizer_of(session: nox.Session) -> str:
+    """The compute-sanitizer of the session's environment; with --no-venv, this machine's."""
+    if session.venv_backend == "none":
+        found = shutil.which("compute-sanitizer")
+    else:
+        installed = (
+            Path(session.virtualenv.location).resolve().glob("lib/*/site-packages/nvidia/*/bin/compute-sanitizer")
+        )
+        found = next(map(str, installed), None)
+    return found or session.error("compute-sanitizer, which comes with a CUDA toolkit, is not here")
+
+
 def unclean(logs: Path, workers: int) -> list[str]:
     """What is wrong with the logs of sanitizers, one for each process of the tests."""
     said = [log.read_text() for log in logs.iterdir()]
@@ -140,9 +152,8 @@ def unclean(logs: Path, workers: int) -> list[str]:
 @nox.session
 def sanitize(session: nox.Session) -> None:
     """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 12 -k rms_norm)."""
-    if not shutil.which("compute-sanitizer"):
-        session.error("compute-sanitizer, which comes with a CUDA toolkit, is not here")
-    install_built(session, "test")
+    install_built(session, "test", "sanitize")
+    sanitizer = sanitizer_of(session)
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
     prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
     ours = f"--kernel-name=regex=^({'|'.join(prefixes)})_"
@@ -153,13 +164,13 @@ def sanitize(session: nox.Session) -> None:
     portable = {"synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}}  # larger ones have barriers that it breaks
     common = ("--max-connections=99", "--require-cuda-init=no")  # where a worker has no test
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
-    runs = {"gpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "cached and not timed": {}}
+    runs = {"gpu and not cpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "cached and not timed": {}}
     wrong = []
     for tool, (marked, environment) in itertools.product(options.tools, runs.items()):
         # A sanitizer for each worker, as one alone has all of them wait for it.
         logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
-        sanitizer = ("compute-sanitizer", f"--tool={tool}", *special.get(tool, (ours,)), *common)
-        worker = shlex.join((*sanitizer, f"--log-file={logs}/%p", "python"))
+        sanitized = (sanitizer, f"--tool={tool}", *special.get(tool, (ours,)), *common, f"--log-file={logs}/%p")
+        worker = shlex.join((*sanitized, "python"))
         workers = ("--dist=load", f"--tx={options.workers}*popen//python={worker}")
         settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
         try:

@@ -44,7 +44,9 @@ def pytest_runtest_logfinish() -> None:
         torch.cuda.empty_cache()
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="session", params=[pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device in turn; CUDA in the tests marked gpu."""
     import torch
