@@ -54,9 +54,11 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
   const std::int64_t problems = population.size(0), n = population.size(1), d = population.size(2);
   if (indices.ndim() != 2 || kept.ndim() != 3) raise("ValueError", "indices, kept: expected 2 and 3 dimensions");
   const std::int64_t elites = indices.size(1), kept_rows = kept.size(1);
-  if (elites < 1 || elites > n || n > INT32_MAX || kept_rows > elites) {
+  if (n > INT32_MAX) raise("ValueError", "population: expected at most 2147483647 samples, got " + std::to_string(n));
+  if (elites < 1 || elites > n) {
     raise("ValueError", "indices: expected at least 1 elite and at most as many as samples, got " + std::to_string(elites));
   }
+  if (kept_rows > elites) raise("ValueError", "kept: expected at most as many as elites, got " + std::to_string(kept_rows));
   const DLDataType state = accumulator_of(dtype) == kFloat64 ? kDouble : kFloat;
 
   EliteSelectParams select{};

@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(1024) elite_select_f32(cuops::Elite
   }
 ELITE_MOMENTS(f64, double, unaligned, 1, 32)
 ELITE_MOMENTS(f32, float, unaligned, 1, 32)
-#if CUOPS_TUNED >= 80
+#if CUOPS_TUNED
 ELITE_MOMENTS(f64, double, aligned, 2, 8)
 ELITE_MOMENTS(f32, float, aligned, 4, 8)
 ELITE_MOMENTS(f16, __half, aligned, 8, 8)

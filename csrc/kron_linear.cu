@@ -11,10 +11,10 @@ namespace cuops {
 
 // The fibers of a step are the vectors that its factor multiplies. A team of warps owns a group of fibers at a time, so results may
 // overwrite them once the team has read all.
-struct Team {
+struct FiberTeam {
   int rank, index, count, warps;
 
-  __device__ explicit Team(const KronStep& step)
+  __device__ explicit FiberTeam(const KronStep& step)
       : rank(threadIdx.x / 32 % step.team),
         index(threadIdx.x / 32 / step.team),
         count(blockDim.x / 32 / step.team),
@@ -83,7 +83,7 @@ __device__ inline void store_pair(char* to, bool final, float a, float b) {
 // A step along an outer axis: outputs = weight (outputs x inputs) times state (inputs x fibers), 8 fibers a chunk.
 template <int kM, int kN>
 __device__ void step_outer(const KronFwdParams& p, const KronStep& step, int state, bool final) {
-  const Team team(step);
+  const FiberTeam team(step);
   const bool pair_weight = step.split_weight, pair_state = step.split_state;
   const int lane = threadIdx.x % 32, stride = p.stride[step.axis] * 16, last = step.entries - 1;
   const unsigned short* const table = shared_at<unsigned short>(step.table);
@@ -137,7 +137,7 @@ __device__ void step_outer(const KronFwdParams& p, const KronStep& step, int sta
 // A step along the innermost axis: outputs = state (fibers x inputs) times weight^T (inputs x outputs).
 template <int kM, int kN>
 __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int state, bool final, const KronTile& tile) {
-  const Team team(step);
+  const FiberTeam team(step);
   const bool pair_weight = step.split_weight, pair_state = step.split_state;
   const bool direct = final && p.direct;
   const int lane = threadIdx.x % 32, chunks = (step.in + 7) / 8, last = step.entries - 1;
@@ -207,7 +207,7 @@ __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int
 // float64: 16 x 8 matrices of weight or state times 8 x 8 of the other.
 template <bool kInnermost, int kM, int kN>
 __device__ void step_double(const KronFwdParams& p, const KronStep& step, int state) {
-  const Team team(step);
+  const FiberTeam team(step);
   const int lane = threadIdx.x % 32, stride = kInnermost ? 1 : p.stride[step.axis] * 2, last = step.entries - 1;
   const unsigned short* const table = shared_at<unsigned short>(step.table);
   double* const base = shared_at<double>(state);
@@ -375,7 +375,7 @@ __device__ void kron_linear_fwd(const KronFwdParams& p) {
   }
 
 // Instances, as kron_arithmetic in kron_plan.cc says: float64, and all that is summed in float32.
-#if CUOPS_TUNED >= 80
+#if CUOPS_TUNED
 KRON_LINEAR_FWD(f64, double, kKronDouble)
 #else
 KRON_LINEAR_FWD(f64, double, kKronPlain)

@@ -61,7 +61,7 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
   const DType x_dtype = dtype_of(x, "x"), dtype = h.has_value() ? dtype_of(*h, "h") : x_dtype;
   if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
   p.y_dtype = dtype_of(y, "y");
-  expect_like(y, "y", x, p.y_dtype);
+  expect_like(y, "y", x, "x", p.y_dtype);
   if (weight.has_value()) p.weight = parameter_of(*weight, "weight", x, &p.weight_dtype);
   if (bias.has_value()) p.bias = parameter_of(*bias, "bias", x, &p.bias_dtype);
   if (residual.has_value() != h.has_value()) raise("ValueError", "h: expected together with residual");
@@ -69,8 +69,8 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
     p.residual_dtype = dtype_of(*residual, "residual");
     if (dtype != promoted(x_dtype, p.residual_dtype) || (dtype != x_dtype && dtype != p.residual_dtype))
       raise("TypeError", "h: expected the wider of the dtypes of x and residual");
-    expect_like(*residual, "residual", x, p.residual_dtype);
-    expect_like(*h, "h", x, dtype);
+    expect_like(*residual, "residual", x, "x", p.residual_dtype);
+    expect_like(*h, "h", x, "x", dtype);
     p.residual = rows_of(*residual, "residual");
     p.h = rows_of(*h, "h");
   }
@@ -94,24 +94,25 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
 // Host arrays, through the GPU `device`; y may be x. Returns when y is written.
 void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, OptionalTensor weight, OptionalTensor bias, double eps,
                        double weight_offset, int64_t device) {
+  const int gpu = static_cast<int>(device);
   RmsNormFwdParams p = fwd_params(x, eps, weight_offset);
   const DType dtype = dtype_of(x, "x");
   expect_device(x, "x", {kDLCPU, 0});
   p.y_dtype = dtype_of(y, "y");
-  expect_like(y, "y", x, p.y_dtype);
+  expect_like(y, "y", x, "x", p.y_dtype);
   if (p.rows == 0) return;
   const Rows in = rows_of(x, "x"), out = rows_of(y, "y");
   if (!has_one_stride(in) || !has_one_stride(out))
     raise("ValueError", "x: its rows need more than one stride; pass a contiguous copy");
-  const ContextGuard context(device);
+  const ContextGuard context(gpu);
   DeviceMemory weight_memory, bias_memory;
   if (weight.has_value()) {
     const void* const data = parameter_of(*weight, "weight", x, &p.weight_dtype);
-    p.weight = weight_memory.upload(data, p.n * size_of(p.weight_dtype), static_cast<int>(device));
+    p.weight = weight_memory.upload(data, p.n * size_of(p.weight_dtype), gpu);
   }
   if (bias.has_value()) {
     const void* const data = parameter_of(*bias, "bias", x, &p.bias_dtype);
-    p.bias = bias_memory.upload(data, p.n * size_of(p.bias_dtype), static_cast<int>(device));
+    p.bias = bias_memory.upload(data, p.n * size_of(p.bias_dtype), gpu);
   }
   const HostRows host_in{static_cast<char*>(in.data), in.stride * size_of(dtype), p.n * size_of(dtype)};
   const HostRows host_out{static_cast<char*>(out.data), out.stride * size_of(p.y_dtype), p.n * size_of(p.y_dtype)};
@@ -121,14 +122,14 @@ void rms_norm_fwd_host(TensorView y, OptionalTensor rstd, TensorView x, Optional
     const std::int64_t rstd_size = size_of(accumulator_of(dtype));
     outputs.push_back({data_of(*rstd), rstd_size, rstd_size});
   }
-  stream_rows(static_cast<int>(device), p.rows, {host_in}, outputs,
+  stream_rows(gpu, p.rows, {host_in}, outputs,
               [&](const CUdeviceptr* from, const CUdeviceptr* to, std::int64_t, std::int64_t rows, CUstream stream) {
                 RmsNormFwdParams chunk = p;
                 chunk.rows = rows;
                 chunk.x = {reinterpret_cast<void*>(from[0]), INT64_MAX, p.n, 0};
                 chunk.y = {reinterpret_cast<void*>(to[0]), INT64_MAX, p.n, 0};
                 if (rstd.has_value()) chunk.rstd = reinterpret_cast<void*>(to[1]);
-                launch_fwd(chunk, dtype, static_cast<int>(device), stream, false);
+                launch_fwd(chunk, dtype, gpu, stream, false);
               });
 }
 

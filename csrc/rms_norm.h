@@ -41,6 +41,10 @@ static_assert(sizeof(RmsNormFwdParams) == 272, "host and device must agree on th
 constexpr int kPartVectors = 4;        // of a thread, in rms_norm_parts.cu
 constexpr int kMostRowsInParts = 128;  // for which rms_norm_bwd_phased.cu has shared memory
 constexpr int kRowsAtOnce = 4;         // of a thread, in rms_norm_bwd_at_once.cu
+// Of the gradient's kernels: vectors of a thread, threads of a block at most, rows that are on their way at a time.
+constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
+constexpr unsigned kWideVectors = 4, kWideThreads = 512;
+constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
 // Gradients for h (so for x and residual), weight and bias, from those for y and h. The kernels compute rstd again.
 struct RmsNormBwdParams {

@@ -11,4 +11,7 @@ struct Rows {
   long long outer_stride;
 };
 
+// Elements between rows of partial sums, which start at multiples of 16 bytes.
+constexpr long long sums_stride(long long n) { return (n + 3) / 4 * 4; }
+
 }  // namespace cuops

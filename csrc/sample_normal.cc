@@ -44,7 +44,7 @@ void set_distribution(SampleNormalParams* p, TensorView samples, TensorView mu, 
 void sample_normal_fwd(TensorView out, TensorView mu, OptionalTensor sigma, double sigma_value, OptionalTensor low,
                        OptionalTensor high, OptionalTensor state, int64_t replays, int64_t seed, int64_t stream, int64_t start,
                        int64_t sample_dim, bool shared, bool antithetic) {
-  SampleNormalParams p = params_of(out, {state, replays, seed, stream, start, sample_dim, shared, antithetic});
+  SampleNormalParams p = params_of(out, "out", {state, replays, seed, stream, start, sample_dim, shared, antithetic});
   if (out.device().device_type != kDLCUDA) raise("ValueError", "out: expected an array on a CUDA device");
   if (p.columns == 0) return;
   set_distribution(&p, out, mu, sigma, sigma_value, low, high);
@@ -56,7 +56,7 @@ void sample_normal_fwd(TensorView out, TensorView mu, OptionalTensor sigma, doub
 // Host arrays, through the GPU `device`. Returns when the samples are written.
 void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, OptionalTensor low, OptionalTensor high, int64_t seed,
                             int64_t start, int64_t sample_dim, bool shared, bool antithetic, int64_t device) {
-  SampleNormalParams p = params_of(out, {std::nullopt, 0, seed, 0, start, sample_dim, shared, antithetic});
+  SampleNormalParams p = params_of(out, "out", {std::nullopt, 0, seed, 0, start, sample_dim, shared, antithetic});
   expect_device(out, "out", {kDLCPU, 0});
   if (p.columns == 0) return;
   set_distribution(&p, out, mu, sigma, 0, low, high);

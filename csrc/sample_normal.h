@@ -37,9 +37,12 @@ struct SampleNormalParams {
   long long group, end_group;        // the groups of four samples that it has part in; a group of antithetic ones makes eight
   long long whole_group, end_whole;  // those that are all in it; none where samples are antithetic
   double sigma_value;
-  long long step;     // groups that a thread takes in turn; in sample_tiles it takes one of so many
-  unsigned lanes;     // where samples lie along columns: threads side by side in a column, a power of two; in sample_shared, rows;
-                      // in the gradient along rows, elements that are read at a time
+  long long step;  // groups that a thread takes in turn; in sample_tiles it takes one of so many
+  union {
+    unsigned lanes;    // where samples lie along columns: threads side by side in a column, a power of two
+    unsigned period;   // in sample_shared: rows
+    unsigned at_once;  // in the gradient along rows: elements that are read at a time
+  };
   unsigned keys[20];  // the key schedule of `seed`, for kernels without `state`
   DType dtype;        // of the samples
   bool state_has_stream;

@@ -84,4 +84,19 @@ __device__ inline void wait_for_sent(unsigned long long* arrived, unsigned parit
 }
 #endif
 
+// What is at this address in the shared memory of another block of the cluster.
+template <class Acc>
+__device__ Acc load_remote(const Acc* shared, unsigned block) {
+  Acc v = 0;
+#if CUOPS_CLUSTERS
+  const unsigned there = address_in(block, shared);
+  if constexpr (sizeof(Acc) == 8) {
+    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(there));
+  } else {
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there));
+  }
+#endif
+  return v;
+}
+
 }  // namespace cuops

@@ -1,6 +1,7 @@
-// Tensor cores and asynchronous copies, for compute capability 8.0 and newer.
+// Tensor cores, for compute capability 8.0 and newer.
 #pragma once
 
+#include "async_copy.cuh"
 #include "numeric.cuh"
 
 namespace cuops {
@@ -68,32 +69,6 @@ __device__ inline void mma(double (&c)[4], const double (&a)[4], double b0, doub
         : "+d"(c[i % 2 * 2]), "+d"(c[i % 2 * 2 + 1])
         : "d"(a[i]), "d"(i < 2 ? b0 : b1));
   }
-#endif
-}
-
-// Copies 16 bytes to shared memory, or writes zeros there.
-__device__ inline void copy_or_zero(char* to, const void* from, bool valid) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
-               : "memory");
-#else
-  *reinterpret_cast<uint4*>(to) = valid ? *static_cast<const uint4*>(from) : uint4{};
-#endif
-}
-
-// kBytes, 4 to 16, on their way to shared memory, the first `existing` ones of them, and zeros behind these.
-template <int kBytes>
-__device__ inline void copy_bytes(unsigned to, const void* from, int existing) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(existing) : "memory");
-}
-
-// Copies a number of 4 or 8 bytes to shared memory.
-template <class T>
-__device__ void copy_number(T* to, const T* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(sizeof(T)) : "memory");
-#else
-  *to = *from;
 #endif
 }
 

@@ -1,6 +1,7 @@
 // One row of a matrix in device memory, moved in vectors of 16 bytes.
 #pragma once
 
+#include "async_copy.cuh"
 #include "numeric.cuh"
 #include "rows.h"
 
@@ -132,35 +133,6 @@ __device__ __noinline__ void store_as(DType dtype, void* data, long long at, Pac
     case kFloat16: return store(static_cast<__half*>(data));
     case kBFloat16: return store(static_cast<__nv_bfloat16*>(data));
   }
-}
-
-// Asynchronous copies of 16 or 8 bytes to shared memory (compute capability 8.0); each thread waits for its own.
-#define CUOPS_ASYNC_COPIES (__CUDA_ARCH__ >= 800)
-template <class Packed>
-__device__ void copy_async(Packed* shared, const Packed* from) {
-#if CUOPS_ASYNC_COPIES
-  const unsigned to = shared_address(shared);
-  if constexpr (sizeof(Packed) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-    return;
-  } else if constexpr (sizeof(Packed) == 8) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
-    return;
-  }
-#endif
-  *shared = *from;
-}
-__device__ inline void commit_copies() {
-#if CUOPS_ASYNC_COPIES
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// For all but the last kPending groups.
-template <int kPending>
-__device__ void wait_for_copies() {
-#if CUOPS_ASYNC_COPIES
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
 }
 
 }  // namespace cuops

@@ -2,11 +2,9 @@
 #pragma once
 
 #include "reduce.cuh"
+#include "rows.h"
 
 namespace cuops {
-
-// Rows of sums start at multiples of 16 bytes.
-__device__ inline long long sums_stride(long long n) { return (n + 3) / 4 * 4; }
 
 template <class Acc>
 __device__ void store_result(DType dtype, void* results, long long at, Acc v) {
@@ -69,21 +67,6 @@ struct SumsTarget {
     }
   }
 };
-
-// What is at this address in the shared memory of another block of the cluster.
-template <class Acc>
-__device__ Acc load_remote(const Acc* shared, unsigned block) {
-  Acc v = 0;
-#if CUOPS_CLUSTERS
-  const unsigned there = address_in(block, shared);
-  if constexpr (sizeof(Acc) == 8) {
-    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(there));
-  } else {
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there));
-  }
-#endif
-  return v;
-}
 
 // The sum of `count` rows, `stride` apart, in their order.
 __device__ inline Pack<float, 4> sum_of_rows(const Pack<float, 4>* rows, int count, int stride) {

@@ -46,8 +46,8 @@ __device__ void for_each_key(unsigned first, unsigned end, unsigned step, KeyOfS
   }
 }
 
-__device__ inline int width_of(unsigned v) { return 32 - __clz(v); }
-__device__ inline int width_of(unsigned long long v) { return 64 - __clzll(v); }
+__device__ inline int bits_of(unsigned v) { return 32 - __clz(v); }
+__device__ inline int bits_of(unsigned long long v) { return 64 - __clzll(v); }
 
 // Writes the indices of the k least of n keys, ascending, ties by index, and calls taken(index, key) for each. Returns the largest
 // of these keys, which lies from `least` to `most` and is found digit by digit, of those in which the two differ.
@@ -57,7 +57,7 @@ __device__ Key<Acc> select_least(unsigned n, KeyAt&& key_at, unsigned k, Key<Acc
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   auto key_of_sample = [&](unsigned i) { return n <= kCached ? shared.keys[i] : key_at(i); };
   constexpr Key<Acc> kOne = 1;
-  int open = width_of(least ^ most);  // bits that are to be found
+  int open = bits_of(least ^ most);  // bits that are to be found
   Key<Acc> known = open < static_cast<int>(8 * sizeof(least)) ? ~((kOne << open) - 1) : 0, prefix = least & known;
   unsigned need = k, turn = 0;
   for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) shared.histogram[0][i] = 0;

@@ -80,7 +80,7 @@ tvm::ffi::Tensor pinned_empty(int64_t bytes) {
   return tvm::ffi::Tensor::FromNDAlloc(PinnedAllocator(), {bytes}, DLDataType{kDLUInt, 8, 1}, DLDevice{kDLCUDAHost, 0});
 }
 
-// Waits for the work of this library's calls on the default stream of a GPU.
+// Waits for the work of this library's calls on the current stream of a GPU.
 void synchronize(int64_t device) {
   const ContextGuard context(static_cast<int>(device));
   check(driver().StreamSynchronize(current_stream({kDLCUDA, static_cast<int>(device)})), "cuStreamSynchronize");

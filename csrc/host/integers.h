@@ -7,7 +7,7 @@
 
 namespace cuops {
 
-// Of 16 bytes.
+// Elements of a vector of 16 bytes.
 inline int width_of(DType dtype) { return 16 / size_of(dtype); }
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

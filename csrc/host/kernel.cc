@@ -80,6 +80,7 @@ const Hardware& hardware(const char* source, int device) {
     const DeviceProperties& device_properties = properties(device);
     const int capability = device_properties.capability;
     const Image& image = choose_image(source, capability);
+    // What CUOPS_TUNED is in an image's code (device/tuned.cuh); 10.0 has that of 9.0.
     const int tuned = image.capability == 80 ? 80 : image.capability == 90 || image.capability == 100 ? 90 : 0;
     const bool clusters = image.capability >= 90 && driver().LaunchKernelEx != nullptr && image.cuda >= 120;
     // Beyond Hopper and data centers' Blackwell, clusters end at the portable size, which is also all that some tools know.

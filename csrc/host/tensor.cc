@@ -53,6 +53,11 @@ void expect_device(TensorView t, const char* name, DLDevice device) {
   raise("ValueError", std::string(name) + ": expected an array on " + text(device) + ", got one on " + text(d));
 }
 
+DType dtype_at(std::int64_t number) {
+  if (number < kFloat64 || number > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  return static_cast<DType>(number);
+}
+
 void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows, std::int64_t columns) {
   if (dtype_of(t, name) != dtype) raise("TypeError", std::string(name) + ": expected " + name_of(dtype));
   if (t.ndim() != 2 || t.size(0) != rows || t.size(1) != columns || !t.is_contiguous())
@@ -73,9 +78,9 @@ void expect_vector(TensorView t, const char* name, TensorView x) {
   expect_device(t, name, x.device());
 }
 
-void expect_like(TensorView t, const char* name, TensorView x, DType dtype) {
-  expect_same_shape(t, name, x, "x");
-  expect_device(t, name, x.device());
+void expect_like(TensorView t, const char* name, TensorView as, const char* as_name, DType dtype) {
+  expect_same_shape(t, name, as, as_name);
+  expect_device(t, name, as.device());
   const DType got = dtype_of(t, name);
   if (got != dtype) raise("TypeError", std::string(name) + ": expected " + name_of(dtype) + ", got " + name_of(got));
 }

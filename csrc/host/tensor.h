@@ -17,6 +17,7 @@ using TensorView = tvm::ffi::TensorView;
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 DType dtype_of(TensorView t, const char* name);  // TypeError
+DType dtype_at(std::int64_t number);             // as Python gives it; ValueError
 const char* name_of(DType dtype);
 
 // The sums' dtype: float32, and float64 for float64.
@@ -26,7 +27,8 @@ inline DType accumulator_of(DType dtype) { return dtype == kFloat64 ? kFloat64 :
 inline DType promoted(DType a, DType b) { return a == b ? a : a == kFloat64 || b == kFloat64 ? kFloat64 : kFloat32; }
 
 void expect_same_shape(TensorView t, const char* name, TensorView as, const char* as_name);
-void expect_like(TensorView t, const char* name, TensorView x, DType dtype);  // x's shape and device, and this dtype
+void expect_like(TensorView t, const char* name, TensorView as, const char* as_name,
+                 DType dtype);  // its shape and device, and this dtype
 void expect_device(TensorView t, const char* name, DLDevice device);
 void expect_at_least_1d(TensorView t, const char* name);
 void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows,

@@ -10,11 +10,11 @@ __device__ inline void add(float4& sum, const float4& v) { sum = make_float4(sum
 __device__ inline void add(double2& sum, const double2& v) { sum = make_double2(sum.x + v.x, sum.y + v.y); }
 
 // Of the lane that differs in these bits.
-__device__ inline float4 beside(const float4& v, int bits) {
+__device__ inline float4 from_lane(const float4& v, int bits) {
   return make_float4(__shfl_xor_sync(~0u, v.x, bits), __shfl_xor_sync(~0u, v.y, bits), __shfl_xor_sync(~0u, v.z, bits),
                      __shfl_xor_sync(~0u, v.w, bits));
 }
-__device__ inline double2 beside(const double2& v, int bits) {
+__device__ inline double2 from_lane(const double2& v, int bits) {
   return make_double2(__shfl_xor_sync(~0u, v.x, bits), __shfl_xor_sync(~0u, v.y, bits));
 }
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void add_up_blocks(const Params& p, long long stride,
     for (int i = threadIdx.x / 8; i < p.blocks; i += 64) add(v, from[i * stride]);
   }
 #pragma unroll
-  for (int step = 8; step < 32; step *= 2) add(v, beside(v, step));
+  for (int step = 8; step < 32; step *= 2) add(v, from_lane(v, step));
   if (lane < 8) reinterpret_cast<Vector*>(shared[warp])[lane] = v;
   __syncthreads();
   if (kSums == 32 ? warp > 0 : threadIdx.x >= kSums) return;

@@ -3,6 +3,8 @@
 
 #include <tvm/ffi/container/array.h>
 
+#include <algorithm>
+
 #include "host/error.h"
 #include "host/integers.h"
 #include "host/tensor.h"
@@ -12,6 +14,7 @@ namespace cuops {
 
 // The sizes of matrices of this dtype on one device.
 inline std::vector<KronSize> sizes_of(const tvm::ffi::Array<tvm::ffi::Tensor>& factors, DType dtype, DLDevice device) {
+  if (factors.empty()) raise("ValueError", "factors: expected at least one");
   std::vector<KronSize> sizes;
   for (const tvm::ffi::Tensor& factor : factors) {
     if (factor.ndim() != 2) raise("ValueError", "factors: expected matrices");
@@ -26,7 +29,10 @@ inline std::vector<KronSize> sizes_of(const tvm::ffi::Array<tvm::ffi::Tensor>& f
 inline std::vector<KronSize> sizes_of(const tvm::ffi::Array<int64_t>& pairs) {
   if (pairs.size() % 2 != 0) raise("ValueError", "sizes: expected pairs");
   std::vector<KronSize> sizes;
-  for (std::size_t i = 0; i < pairs.size(); i += 2) sizes.push_back({pairs[i], pairs[i + 1]});
+  for (std::size_t i = 0; i < pairs.size(); i += 2) {
+    if (std::min(pairs[i], pairs[i + 1]) < 1) raise("ValueError", "sizes: expected at least 1");
+    sizes.push_back({pairs[i], pairs[i + 1]});
+  }
   return sizes;
 }
 

@@ -54,6 +54,7 @@ void kron_linear_fwd_host(TensorView y, TensorView x, Tensors factors, OptionalT
   }
   const std::int64_t in = x.size(x.ndim() - 1), out = y.size(y.ndim() - 1), rows = x.numel() / in;
   if (y.numel() / out != rows) raise("ValueError", "y: expected x's leading dimensions");
+  if (bias.has_value() && (*bias).numel() != out) raise("ValueError", "bias: expected " + std::to_string(out) + " elements");
   const ContextGuard context(gpu);
   std::vector<DeviceMemory> memory(factors.size() + 1);
   Tensors on_gpu;

@@ -8,6 +8,7 @@
 #include "kron_linear/plan/kron_fibers_layout.h"
 #include "kron_linear/plan/kron_plan_dots.h"
 #include "kron_linear/plan/kron_plan_product.h"
+#include "kron_linear/plan/kron_small_layout.h"
 
 namespace cuops {
 namespace {
@@ -52,8 +53,8 @@ KronFwdParams complete(const KronFwdParams& plan, const KronCall& call) {
   return p;
 }
 
-KronTunedParams complete(const KronTunedParams& plan, const KronCall& call) {
-  KronTunedParams p = complete<KronTunedParams>(plan, call);
+KronWholeParams complete(const KronWholeParams& plan, const KronCall& call) {
+  KronWholeParams p = complete<KronWholeParams>(plan, call);
   p.x_linear = is_dense(call);
   return p;
 }

@@ -63,7 +63,7 @@ __device__ void multiply(const float* weight, const float (&v)[kN][kFibers], flo
 
 // Calls visit with an element of the dtype, whose sums are in Acc: what surrounds it is the same code for all.
 template <class Acc, class Visit>
-__device__ __forceinline__ void with_dtype(DType dtype, const Visit& visit) {
+__device__ __forceinline__ void with_element(DType dtype, const Visit& visit) {
   if constexpr (kSame<Acc, double>) {
     visit(double());
   } else if (dtype == kFloat32) {

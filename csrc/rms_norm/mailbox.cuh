@@ -12,8 +12,9 @@ struct MailboxMemory {
 };
 
 // A team is a part of a warp, a block's warps of one threadIdx.y, or all blocks of a cluster. Two values are reduced at a time.
-// Every warp writes its sums to each block of the team and signals its arrival on the receiver's barrier. Four slots take turns:
-// a warp that posts for the row after next has seen what the others posted two rows before.
+// Every warp writes its sums to each block of the team, whose barriers count them; in a block alone, each lane that reads them
+// arrives there. Four slots take turns, and two for exchange(): a warp that posts for the row after next has seen what the others
+// posted two rows before.
 class Mailbox {
  public:
   unsigned index = blockIdx.x;                                // of the block or cluster in the grid

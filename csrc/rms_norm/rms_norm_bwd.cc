@@ -26,16 +26,18 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
   expect_at_least_1d(h, "h");
   RmsNormBwdProblem problem{};
   problem.n = h.size(h.ndim() - 1);
-  problem.rows = problem.n > 0 ? h.numel() / problem.n : 0;
+  if (h.numel() == 0) raise("ValueError", "h: expected no empty array");
+  problem.rows = h.numel() / problem.n;
   problem.dtype = dtype_of(h, "h");
   problem.dy_dtype = dtype_of(dy, "dy");
   const int width = width_of(problem.dtype);
   bool aligned = problem.n % width == 0 && (!weight.has_value() || aligned16(data_of(*weight)));
   bool together = true;  // they start as the result does, and a vector reaches into one other row at most
-  for (const OptionalTensor& array : {OptionalTensor(h), OptionalTensor(dy), dh}) {
+  const std::pair<OptionalTensor, const char*> arrays[] = {{h, "h"}, {dy, "dy"}, {dh, "dh"}};
+  for (const auto& [array, name] : arrays) {
     if (!array.has_value()) continue;
-    const Rows rows = rows_of(*array, "array");
-    aligned = aligned && vectors_fit(rows, width, dtype_of(*array, "array"));
+    const Rows rows = rows_of(*array, name);
+    aligned = aligned && vectors_fit(rows, width, dtype_of(*array, name));
     together =
         together && aligned16(rows.data) && (problem.rows == 1 || (rows.stride >= width && (rows.stride - problem.n) % width == 0));
   }
@@ -53,7 +55,7 @@ RmsNormBwdProblem problem_of(TensorView dy, OptionalTensor dh, TensorView h, Opt
 }
 
 std::int64_t scratch_of(const RmsNormBwdPlan& plan, const RmsNormBwdProblem& problem, bool dweight, bool dbias) {
-  const std::int64_t partial = plan.finds_results ? 0 : plan.partial_rows * ((problem.n + 3) / 4 * 4);
+  const std::int64_t partial = plan.finds_results ? 0 : plan.partial_rows * sums_stride(problem.n);
   return partial * (dweight + dbias) + 3 * problem.rows * plan.parts;
 }
 
@@ -73,7 +75,7 @@ void sum_rows(void* sum, DType dtype, void* partial, const RmsNormBwdPlan& plan,
 }
 
 // Gradients on one GPU, from those for y and h (none: zero). `scratch` has as many elements as
-// rms_norm_bwd_scratch says. There is at least one row. `rounded_dx` is dx in the dtype of dy, where that is another than h's.
+// rms_norm_bwd_scratch says. `rounded_dx` is dx in the dtype of dy, where that is another than h's.
 void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweight, OptionalTensor dbias, TensorView scratch,
                   TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, double eps, double weight_offset) {
   const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dweight.has_value(), dbias.has_value());
@@ -83,22 +85,23 @@ void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweig
   p.rows = problem.rows;
   p.n = problem.n;
   set_scalars(&p, problem.n, eps, weight_offset);
-  expect_like(dx, "dx", h, dtype);
-  expect_like(dy, "dy", h, problem.dy_dtype);
-  for (const OptionalTensor& result : {OptionalTensor(dx), rounded_dx}) {
+  expect_like(dx, "dx", h, "h", dtype);
+  expect_like(dy, "dy", h, "h", problem.dy_dtype);
+  const std::pair<OptionalTensor, const char*> results[] = {{dx, "dx"}, {rounded_dx, "rounded_dx"}};
+  for (const auto& [result, name] : results) {
     if (result.has_value() && (!(*result).is_contiguous() || !aligned16(data_of(*result))))
-      raise("ValueError", "dx: expected a contiguous array at a multiple of 16 bytes");
+      raise("ValueError", std::string(name) + ": expected a contiguous array at a multiple of 16 bytes");
   }
   p.h = single_stride(h, "h");
   p.dy = single_stride(dy, "dy");
   p.dx = single_stride(dx, "dx");
   if (rounded_dx.has_value()) {
     if (problem.dy_dtype == dtype) raise("TypeError", "rounded_dx: expected none, as dx has the dtype of dy");
-    expect_like(*rounded_dx, "rounded_dx", h, problem.dy_dtype);
+    expect_like(*rounded_dx, "rounded_dx", h, "h", problem.dy_dtype);
     p.rounded_dx = single_stride(*rounded_dx, "rounded_dx");
   }
   if (dh.has_value()) {
-    expect_like(*dh, "dh", h, dtype);
+    expect_like(*dh, "dh", h, "h", dtype);
     p.dh = single_stride(*dh, "dh");
   }
   if (weight.has_value()) {
@@ -121,7 +124,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweig
 
   // Sums go to the results, or to rows of the scratch.
   char* free = data_of(scratch);
-  const std::int64_t bytes = plan.partial_rows * ((problem.n + 3) / 4 * 4) * size_of(sums);
+  const std::int64_t bytes = plan.partial_rows * sums_stride(problem.n) * size_of(sums);
   struct Sum {
     void* result = nullptr;
     DType dtype = kFloat32;
@@ -135,7 +138,8 @@ void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweig
     sums_of[k] = {data_of(*tensor), dtype_of(*tensor, wanted[k].second), data_of(*tensor)};
     if (k == 0 && weight.has_value() && sums_of[k].dtype != dtype_of(*weight, "weight"))
       raise("TypeError", "dweight: expected the dtype of the weight");
-    if (plan.finds_results && !aligned16(sums_of[k].result)) raise("ValueError", "dweight: expected a multiple of 16 bytes");
+    if (plan.finds_results && !aligned16(sums_of[k].result))
+      raise("ValueError", std::string(wanted[k].second) + ": expected an array at a multiple of 16 bytes");
     if (!plan.finds_results) sums_of[k].partial = std::exchange(free, free + bytes);
   }
   p.dweight = sums_of[0].partial;

@@ -189,9 +189,9 @@ __device__ void rms_norm_bwd(const RmsNormBwdParams& p) {
 }  // namespace cuops
 
 // Instances, as rms_norm_bwd_plan.cc asks for them.
-#define RMS_NORM_BWD(name, T, suffix, Dy)                                                                       \
-  extern "C" __global__ void __launch_bounds__(512) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
-    cuops::rms_norm_bwd<T, Dy, 2, 3, 512>(p);                                                                   \
+#define RMS_NORM_BWD(name, T, suffix, Dy)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(cuops::kGeneralThreads) rms_norm_bwd_##name##_##suffix(cuops::RmsNormBwdParams p) { \
+    cuops::rms_norm_bwd<T, Dy, cuops::kGeneralVectors, cuops::kGeneralStages, cuops::kGeneralThreads>(p);                          \
   }
 RMS_NORM_BWD(f32, float, general, float)
 RMS_NORM_BWD(f16, __half, general, __half)

@@ -10,18 +10,18 @@
 namespace cuops {
 
 // The weight of a pack of columns, as weight_of has it of one; where it comes as a pack, that is on its way before.
-template <class T, int kWidth>
+template <int kWidth>
 __device__ bool comes_as_pack(const RmsNormBwdParams& p) {
   return kWidth > 1 && p.weight && !p.weight_wide;
 }
 template <class T, int kWidth>
 __device__ Fetched<T, kWidth> fetch_weights(const RmsNormBwdParams& p, long long at) {
-  return comes_as_pack<T, kWidth>(p) ? fetch<T, kWidth>(static_cast<const T*>(p.weight) + at * kWidth) : Fetched<T, kWidth>{};
+  return comes_as_pack<kWidth>(p) ? fetch<T, kWidth>(static_cast<const T*>(p.weight) + at * kWidth) : Fetched<T, kWidth>{};
 }
 template <class T, int kWidth>
 __device__ Pack<Accumulator<T>, kWidth> weights_of(const RmsNormBwdParams& p, long long at, const Fetched<T, kWidth>& fetched) {
   using Acc = Accumulator<T>;
-  if (comes_as_pack<T, kWidth>(p)) {
+  if (comes_as_pack<kWidth>(p)) {
     auto weight = convert<Acc>(fetched.pack());
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) weight.at[j] += scalars<Acc>(p).weight_offset;

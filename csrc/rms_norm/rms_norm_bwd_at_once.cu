@@ -14,8 +14,6 @@ CUOPS_ONLY_FOR(90, CUDA 12.0)
 
 namespace cuops {
 
-constexpr int kRows = kRowsAtOnce;
-
 // What the gradient of a row needs to know of it, as in side_by_side.cuh, by one warp that reads all of it: where squares left the
 // range.
 template <class T>
@@ -39,8 +37,8 @@ __device__ void find_carefully(const RmsNormBwdParams& p, long long row, float (
   found[2] = reduce_lanes(sums[1], 32, Sum()) * p.float32.inverse_n;
 }
 
-// A cluster has kRows * blockDim.y rows, and a block a part of their columns. A thread has a vector of kRows rows. With kPhased
-// these start equally far behind a multiple of 16 bytes, and a block has one vector more than its columns fill.
+// A cluster has kRowsAtOnce * blockDim.y rows, and a block a part of their columns. A thread has a vector of kRowsAtOnce rows. With
+// kPhased these start equally far behind a multiple of 16 bytes, and a block has one vector more than its columns fill.
 template <class T, bool kPhased>
 __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   constexpr int kWidth = kVectorWidth<T>;
@@ -48,18 +46,19 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   __shared__ unsigned long long arrived;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y, lane = thread % 32;
   uint4* const dh = shared + thread;
-  void* const behind = shared + (p.dh.data ? kRows * threads : 0);  // sums of the cluster's warps, then those of rows side by side
+  void* const behind =
+      shared + (p.dh.data ? kRowsAtOnce * threads : 0);  // sums of the cluster's warps, then those of rows side by side
   const unsigned rank = cluster_rank();
   const int blocks = cluster_blocks(), group = cluster_index(), warps = blockDim.x / 32;  // of a row in this block
   if (blocks > 1 && thread == 0) {
     init_arrivals(&arrived, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    arrive_expecting(&arrived, static_cast<unsigned>(sizeof(float2)) * kRows * blockDim.y * warps * blocks);
+    arrive_expecting(&arrived, static_cast<unsigned>(sizeof(float2)) * kRowsAtOnce * blockDim.y * warps * blocks);
   }
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // all that others are to see is the barrier above
 
   const int step = kPhased ? kWidth : blockDim.y, turns = step / blockDim.y;  // clusters between which rows alternate
-  const int first_row = group / turns * kRows * step + group % turns * blockDim.y + threadIdx.y;
+  const int first_row = group / turns * kRowsAtOnce * step + group % turns * blockDim.y + threadIdx.y;
   const int columns = (static_cast<int>(blockDim.x) - kPhased) * kWidth, begin = rank * columns;  // of this block
   const int end = min(begin + columns, static_cast<int>(p.n));
   int column = begin + static_cast<int>(threadIdx.x) * kWidth, from = 0, to = kWidth;
@@ -76,10 +75,10 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   auto leaves = [&](int k) { return kPhased && first_row + k * step == rows - 1 && column + kWidth > p.n; };
 
   wait_for_previous();
-  uint4 h[kRows] = {}, dy[kRows] = {}, weight_of = {};
+  uint4 h[kRowsAtOnce] = {}, dy[kRowsAtOnce] = {}, weight_of = {};
   const T *h_at = place(p.h), *dy_at = place(p.dy);
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
+  for (int k = 0; k < kRowsAtOnce; ++k) {
     if (first_row + k * step < rows && !leaves(k)) {
       h[k] = __ldg(reinterpret_cast<const uint4*>(h_at));
       dy[k] = __ldg(reinterpret_cast<const uint4*>(dy_at));
@@ -90,7 +89,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   if (p.dh.data) {
     const T* dh_at = place(p.dh);
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kRowsAtOnce; ++k) {
       if (first_row + k * step < rows) {
         if (leaves(k)) {
           dh[k * threads] = gather(dh_at, from, to);
@@ -107,7 +106,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   if constexpr (kPhased) {
     if (rows > 0) weight_of = gather(weights(), from, to);
 #pragma unroll
-    for (int k = 0; !whole && k < kRows; ++k) {
+    for (int k = 0; !whole && k < kRowsAtOnce; ++k) {
       if (first_row + k * step < rows && leaves(k)) {
         h[k] = gather(place(p.h) + k * step * p.h.stride, from, to);
         dy[k] = gather(place(p.dy) + k * step * p.dy.stride, from, to);
@@ -119,11 +118,11 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     if (rows > 0) weight_of = __ldg(reinterpret_cast<const uint4*>(weights()));
   }
 
-  float v[2 * kRows];  // of h^2 and g h
+  float v[2 * kRowsAtOnce];  // of h^2 and g h
   {
     const auto weight = wide(weight_of);
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kRowsAtOnce; ++k) {
       const auto a = wide(h[k]), grad = wide(dy[k]);
       v[2 * k] = v[2 * k + 1] = 0;
 #pragma unroll
@@ -134,10 +133,10 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
     }
   }
   const int which = add_up_by_halves(v);
-  constexpr int kLanes = 16 / kRows;  // that have the same value
+  constexpr int kLanes = 16 / kRowsAtOnce;  // that have the same value
   float2* const sums = static_cast<float2*>(behind);
-  const int local = kRows * threadIdx.y, in_cluster = kRows * blockDim.y;  // rows
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");              // all blocks are there
+  const int local = kRowsAtOnce * threadIdx.y, in_cluster = kRowsAtOnce * blockDim.y;  // rows
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");                          // all blocks are there
   float* const mine = reinterpret_cast<float*>(sums + (rank * warps + threadIdx.x / 32) * in_cluster + local) + which;
   if (blocks == 1) {
     if (lane % kLanes == 0) *mine = v[0];
@@ -149,7 +148,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   }
 
   // Each of a thread's rows has so many lanes of its warp.
-  constexpr int kOfRow = 32 / kRows;
+  constexpr int kOfRow = 32 / kRowsAtOnce;
   float found[] = {1, 0, 0};
   {
     float2 sum = {};
@@ -166,7 +165,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
         first_row + lane / kOfRow * step < p.rows && !is_ordinary(mean_plus_eps(sum.x, constants, constants.eps), found[2]);
     if (__builtin_expect(__any_sync(0xffffffffu, rare), 0)) {
 #pragma unroll 1
-      for (int k = 0; k < kRows; ++k) {
+      for (int k = 0; k < kRowsAtOnce; ++k) {
         if (!__any_sync(0xffffffffu, rare && lane / kOfRow == k)) continue;
         float careful[3];
         find_carefully<T>(p, first_row + k * step, careful);
@@ -187,7 +186,7 @@ __device__ void rms_norm_bwd_at_once(const RmsNormBwdParams& p) {
   T* dx_at = place(p.dx);
   wait_for_copies<0>();
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
+  for (int k = 0; k < kRowsAtOnce; ++k) {
     float of_row[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) of_row[i] = __shfl_sync(0xffffffffu, found[i], k * kOfRow);

@@ -17,7 +17,9 @@ std::optional<RmsNormBwdPlan> plan_dx(const RmsNormBwdProblem& p, int device, co
   const std::int64_t packs = p.n / width_of(p.dtype), most = kDxVectors * hw.largest_cluster;
   // Blocks that stay read a weight once, which pays for long rows.
   if (phased ? p.common : (p.common || p.similar) && packs > (p.wide_weight ? 4096 : 2048)) return {};
-  const unsigned widest = !p.weighted || phased ? 512 : packs <= 1536 ? 384 : 256;  // threads a block, of the instances below
+  const unsigned widest = !p.weighted || phased ? 512
+                          : packs <= 1536       ? 384
+                                                : 256;  // threads a block, of the instances in rms_norm_bwd_dx.cu
   if (p.starts == kAnywhere || !p.vector_weight || packs > widest * most || p.rows >= 1 << 30) return {};
   const bool few = p.rows * p.n <= 1 << 22;
   const bool fills = !leaves_room(packs) && (packs <= 256 || (p.weighted && 448 < packs && packs <= 512));  // as measured

@@ -4,8 +4,6 @@
 #include <numeric>
 #include <optional>
 
-#include "host/tensor.h"
-
 namespace cuops {
 namespace {
 
@@ -16,11 +14,8 @@ using Plan = RmsNormBwdPlan;
 constexpr std::int64_t kRowThreads = 256, kMostRowThreads = 512, kMostRowBlocks = 8;
 constexpr std::int64_t kShort = 64;                                   // elements of a row that are faster one by one
 constexpr std::int64_t kLeastInParts = 8192, kMostInParts = 1 << 22;  // vectors of a row, elements
-constexpr unsigned kHeldVectors = 2, kHeldThreads = 640, kHeldLongVectors = 4, kHeldLongThreads = 384;
-constexpr unsigned kWideVectors = 4, kWideThreads = 512;
-constexpr int kWideOwnBytes = 3 << 10;     // of shared memory, at most
+constexpr int kWideOwnBytes = 3 << 10;                                // of shared memory, at most
 constexpr unsigned kMostWidePhased = 384;  // threads of a block, where rows are unaligned: longer ones are read twice
-constexpr unsigned kGeneralVectors = 2, kGeneralThreads = 512, kGeneralStages = 3;
 
 // So many rows side by side in a block of up to `threads`: fewer where the multiprocessors have fewer rows each, but at least four
 // where rows are many enough for the sums over blocks to take longer than those within. Whole warps.
@@ -226,7 +221,7 @@ std::optional<Plan> plan_general(const Problem& p, int device, const Hardware& h
 }
 
 // One row that L2 holds, in parts on all multiprocessors.
-Plan plan_parts(const Problem& p, std::int64_t vectors, const Hardware& hw) {
+Plan plan_parts(std::int64_t vectors, const Hardware& hw) {
   const std::int64_t share = (vectors + hw.multiprocessors - 1) / hw.multiprocessors;
   const unsigned threads = std::clamp(threads_for(share, kPartVectors), 128u, 512u);
   const unsigned parts = static_cast<unsigned>((vectors + threads * kPartVectors - 1) / (threads * kPartVectors));
@@ -255,7 +250,7 @@ Kernel& rms_norm_bwd_kernel(DType dtype, RmsNormBwdKernel kernel) {
       {{"rms_norm_bwd_row", {"_row", "_row_any"}},
        {"rms_norm_bwd_held",
         {"_held", "_held_long", "_held_cluster", "_wide", "_held_phased", "_held_cluster_phased", "_wide_phased"}},
-       {"rms_norm_bwd_beside",
+       {"rms_norm_bwd_held_shared",
         {"_held_shared", "_held_shared_phased", "_held_shared_cluster", "_held_dy_f16", "_held_dy_f16_phased", "_wide_dy_f16",
          "_wide_dy_f16_phased", "_held_dy_f16_cluster", "_held_dy_bf16", "_held_dy_bf16_phased", "_wide_dy_bf16",
          "_wide_dy_bf16_phased", "_held_dy_bf16_cluster"}},
@@ -295,8 +290,7 @@ std::optional<RmsNormBwdPlan> plan_rms_norm_bwd(const RmsNormBwdProblem& p, int 
     const bool halves = size_of(p.dtype) == 2;
     if ((p.starts != kAligned || p.n <= kShort) && p.n <= most) return plan_row(kRowAny, p.n, halves);
     if (p.starts != kAnywhere && vectors <= most) return plan_row(kRow, vectors, halves);
-    if (p.starts != kAnywhere && p.vector_weight && vectors > kLeastInParts && p.n <= kMostInParts)
-      return plan_parts(p, vectors, hw);
+    if (p.starts != kAnywhere && p.vector_weight && vectors > kLeastInParts && p.n <= kMostInParts) return plan_parts(vectors, hw);
   }
   if (p.dx_alone) {
     if (const auto found = plan_dx(p, device, hw)) return found;

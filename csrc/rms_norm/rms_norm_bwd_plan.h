@@ -12,7 +12,7 @@ namespace cuops {
 
 // Of the common case and the like, several rows a block (kernels by length, and one whose blocks are a cluster that has all rows)
 // or several blocks a row, for aligned rows and for those that start anywhere (rms_norm_bwd_held.cu; with an offset, beside a
-// weight of float32, or of h of float32 beside dy of 16 bits, rms_norm_bwd_beside.cu), and all rows at once
+// weight of float32, or of h of float32 beside dy of 16 bits, rms_norm_bwd_held_shared.cu), and all rows at once
 // (rms_norm_bwd_at_once.cu); of all other aligned rows (rms_norm_bwd.cu); of h alone (rms_norm_bwd_dx.cu); and those for any rows
 // on any GPU, which work in pairs (rms_norm_bwd_any.cu, and rms_norm_bwd_phased.cu for rows that start together). Of one row,
 // rms_norm_bwd_row.cu, by vectors or elements.
@@ -82,7 +82,7 @@ struct RmsNormBwdProblem {
   DType dtype, dy_dtype;  // of h and all else, of dy
   RowStarts starts;
   bool vector_weight;  // starts at a multiple of 16 bytes
-  bool common;         // a weight of h's dtype, without offset, and no bias
+  bool common;         // a weight, dy of h's dtype as that, which is not float64; no offset, no gradient for a bias
   bool similar;        // or common but for an offset, or a weight of the dtype of the sums
   bool weighted;       // there is a weight
   bool wide_weight;    // of the dtype of the sums, which is another than h's

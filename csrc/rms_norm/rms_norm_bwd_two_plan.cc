@@ -1,7 +1,6 @@
 // How gradients of RMSNorm are launched that two kernels compute, one row by row, one column by column.
 #include <algorithm>
 
-#include "host/tensor.h"
 #include "rms_norm_bwd_plan.h"
 
 namespace cuops {

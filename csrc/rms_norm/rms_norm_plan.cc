@@ -16,8 +16,8 @@ enum Calls {
   kWithResidual,  // the same and a residual
   kWithoutWeight,
   kWithWideWeight,  // of float32 beside 16 bits
-  kWithBesideF16,   // h of float32, beside it a residual and y of 16 bits; a weight of one of these or none
-  kWithBesideBF16,
+  kWithMixedF16,    // h of float32, beside it a residual and y of 16 bits; a weight of one of these or none
+  kWithMixedBF16,
   kOthers
 };
 
@@ -53,7 +53,7 @@ Calls calls_of(const RmsNormFwdParams& p, DType dtype) {
   const DType weight = p.weight ? p.weight_dtype : dtype;
   if (residual && dtype == kFloat32 && size_of(p.y_dtype) == 2 && p.residual_dtype == p.y_dtype &&
       (weight == dtype || weight == p.y_dtype))
-    return p.y_dtype == kFloat16 ? kWithBesideF16 : kWithBesideBF16;
+    return p.y_dtype == kFloat16 ? kWithMixedF16 : kWithMixedBF16;
   if (p.y_dtype != dtype || (residual && p.residual_dtype != dtype)) return kOthers;
   if (residual) return p.weight && weight == dtype ? kWithResidual : kOthers;
   if (weight == dtype) return p.weight ? kCommon : kWithoutWeight;
@@ -133,8 +133,8 @@ WithOptions with_options(Calls calls, const Hardware& hw) {
   if (calls == kWithoutWeight) return {kShortNoWeight, kThreeNoWeight, kThreeNoWeight, kMiddleNoWeight, kWideNoWeight};
   if (hw.tuned == 90) {
     if (calls == kWithWideWeight) return {kShortWideWeight, kThreeWideWeight, kFiveWideWeight, kMiddleWideWeight, kWideWideWeight};
-    if (calls == kWithBesideF16) return {kShortBesideF16, kThreeBesideF16, kFiveBesideF16, kMiddleBesideF16, kWideBesideF16};
-    if (calls == kWithBesideBF16) return {kShortBesideBF16, kThreeBesideBF16, kFiveBesideBF16, kMiddleBesideBF16, kWideBesideBF16};
+    if (calls == kWithMixedF16) return {kShortMixedF16, kThreeMixedF16, kFiveMixedF16, kMiddleMixedF16, kWideMixedF16};
+    if (calls == kWithMixedBF16) return {kShortMixedBF16, kThreeMixedBF16, kFiveMixedBF16, kMiddleMixedBF16, kWideMixedBF16};
   }
   return {kShortOptions, kAny, kAny, kMiddleOptions, kWideOptions};
 }

@@ -1,7 +1,7 @@
 // The reciprocal root mean square of a row, from the sum of its squares.
 #pragma once
 
-#include "device/numeric.cuh"
+#include "device/reduce.cuh"
 #include "rms_norm.h"
 
 namespace cuops {

@@ -66,8 +66,8 @@ enum Options {
   kAll,
   kNoWeight,    // and nothing else
   kWideWeight,  // of the dtype of the sums, and nothing else
-  kBesideF16,   // a residual and y of it beside h of float32; a weight of one of these or none; and nothing else
-  kBesideBF16,
+  kMixedF16,    // a residual and y of it beside h of float32; a weight of one of these or none; and nothing else
+  kMixedBF16,
 };
 
 // Threads have kResident vectors of a row. They bring parameters for kGroup of them at a time.
@@ -87,14 +87,14 @@ __device__ void rms_norm_fwd_options(const RmsNormFwdParams& p) {
   auto pack = [&](int i) { return min(first + i * step, division.packs - 1); };
   auto exists = [&](int i) { return first + i * step < division.packs; };
   const Passing passing(p.released_from != kNoRow);
-  constexpr bool kBeside = kOptions == kBesideF16 || kOptions == kBesideBF16;
-  constexpr DType kNarrow = kOptions == kBesideF16 ? kFloat16 : kBFloat16;
-  const DType weight_dtype = kBeside                   ? (p.weight_dtype == kFloat32 ? kFloat32 : kNarrow)
+  constexpr bool kMixed = kOptions == kMixedF16 || kOptions == kMixedBF16;
+  constexpr DType kNarrow = kOptions == kMixedF16 ? kFloat16 : kBFloat16;
+  const DType weight_dtype = kMixed                    ? (p.weight_dtype == kFloat32 ? kFloat32 : kNarrow)
                              : kOptions == kWideWeight ? kDTypeOf<Acc>
                                                        : p.weight_dtype;
-  const DType residual_dtype = kBeside ? kNarrow : p.residual_dtype;
-  const DType y_dtype = kBeside ? kNarrow : kOptions == kAll ? p.y_dtype : kDTypeOf<T>;
-  const bool has_residual = kBeside || (kOptions == kAll && p.residual.data);
+  const DType residual_dtype = kMixed ? kNarrow : p.residual_dtype;
+  const DType y_dtype = kMixed ? kNarrow : kOptions == kAll ? p.y_dtype : kDTypeOf<T>;
+  const bool has_residual = kMixed || (kOptions == kAll && p.residual.data);
   const Beside<T> weight{kOptions == kNoWeight ? nullptr : p.weight, weight_dtype};
   const Beside<T> bias{kOptions == kAll ? p.bias : nullptr, p.bias_dtype};
   if (kOptions == kWideWeight) __builtin_assume(weight.data != nullptr);

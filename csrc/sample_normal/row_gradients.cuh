@@ -20,11 +20,11 @@ __device__ Fetched<T, kWidth> fetch_first(const T* at, int count) {
 template <class T, int kWidth>
 __device__ void fetch_group(Fetched<T, kWidth> (&g)[4], const SampleNormalParams& p, long long group, const T* at, int count) {
   const bool whole = group >= p.whole_group && group < p.end_whole;
-  if (whole && p.lanes == kWidth) {
+  if (whole && p.at_once == kWidth) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) g[i] = fetch<T, kWidth>(at + i * p.dim);
   } else if constexpr (kWidth > 1) {
-    if (kWidth > 2 && whole && p.lanes == 2) {
+    if (kWidth > 2 && whole && p.at_once == 2) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) g[i] = fetch_first<2, kWidth>(at + i * p.dim, count);
     } else if (whole) {

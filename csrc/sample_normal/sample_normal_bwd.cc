@@ -9,13 +9,13 @@ namespace {
 
 // In how many chunks of the samples the backward adds up such gradients; 0: in one launch, without sums of chunks.
 int64_t sample_normal_bwd_chunks(TensorView grad, OptionalTensor state, int64_t start, int64_t sample_dim, bool antithetic) {
-  const SampleNormalParams p = params_of(grad, {state, 0, 0, 0, start, sample_dim, false, antithetic});
+  const SampleNormalParams p = params_of(grad, "grad", {state, 0, 0, 0, start, sample_dim, false, antithetic});
   if (p.columns == 0) return 0;
   return plan_bwd(p, dtype_of(grad, "grad"), hardware("sample_normal_bwd", grad.device().device_id)).chunks;
 }
 
 // How many elements of a row a thread reads at a time.
-unsigned lanes_for(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel) {
+unsigned at_once_for(const SampleNormalParams& p, DType dtype, SampleNormalBwdKernel kernel) {
   const auto at = reinterpret_cast<std::uintptr_t>(p.samples);
   auto fits = [&](unsigned width) { return p.dim % width == 0 && at % (width * size_of(dtype)) == 0; };
   unsigned width = columns_of(kernel);
@@ -27,7 +27,7 @@ void launch_at_once(SampleAtOnceParams& all, DType dtype, const SampleNormalBwdP
   static const KernelTable table("sample_normal_bwd_",
                                  {{"sample_normal_bwd_at_once", {"_rows_1_at_once", "_rows_2_at_once", "_rows_4_at_once"}}});
   all.draw.step = plan.step;
-  all.draw.lanes = lanes_for(all.draw, dtype, plan.kernel);
+  all.draw.at_once = at_once_for(all.draw, dtype, plan.kernel);
   all.tiles_shift = plan.tiles_shift;
   const int slices = plan.threads >> slice_shift_of(plan.tiles_shift), sums = 2 * columns_of(plan.kernel) << plan.tiles_shift;
   LaunchShape shape{static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.threads)};
@@ -42,7 +42,7 @@ void launch_partial(SampleNormalParams& p, DType dtype, std::int64_t chunks, con
   const SampleNormalBwdKernel variant = chunk_kernel_for(p, dtype, hw);
   Kernel& kernel = table.at(dtype, variant);
   if (variant != kBwdColumns) {
-    p.lanes = lanes_for(p, dtype, variant);
+    p.at_once = at_once_for(p, dtype, variant);
     return launch(kernel, device, stream, {sample_blocks(chunks * tiles_of(p, variant)), kSampleThreads}, &p);
   }
   std::int64_t blocks = chunks * p.columns;
@@ -76,7 +76,7 @@ void* gradient_of(TensorView t, const char* name, std::int64_t columns, DLDevice
 // dmu and dsigma, of any dtypes; partial: (chunks, 2, columns), what chunks of the samples add up to, or none in one launch.
 void sample_normal_bwd(TensorView dmu, TensorView dsigma, TensorView partial, TensorView grad, OptionalTensor state, int64_t seed,
                        int64_t stream, int64_t start, int64_t sample_dim, bool shared, bool antithetic) {
-  SampleNormalParams p = params_of(grad, {state, 0, seed, stream, start, sample_dim, shared, antithetic});
+  SampleNormalParams p = params_of(grad, "grad", {state, 0, seed, stream, start, sample_dim, shared, antithetic});
   const DLDevice on = grad.device();
   if (on.device_type != kDLCUDA) raise("ValueError", "grad: expected an array on a CUDA device");
   const DType dtype = dtype_of(grad, "grad"), sums = accumulator_of(dtype);

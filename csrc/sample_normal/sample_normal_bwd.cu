@@ -115,7 +115,7 @@ CUOPS_SUM(double, f64)
 CUOPS_SUM(float, f32)
 
 // For speed, with the key from the host.
-#if CUOPS_TUNED >= 80
+#if CUOPS_TUNED
 CUOPS_KERNEL(kGradientBlocks, f64_rows_2, sum_rows<double, 2, HostKey>)
 CUOPS_KERNEL(kGradientBlocks, f32_rows_4, sum_rows<float, 4, HostKey>)
 CUOPS_KERNEL(kGradientBlocks, f16_rows_4, sum_rows<__half, 4, HostKey>)

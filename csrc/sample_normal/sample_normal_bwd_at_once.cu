@@ -78,7 +78,7 @@ CUOPS_AT_ONCE(f64_rows_1, double, 1, cuops::SeedKey)
 CUOPS_AT_ONCE(f32_rows_1, float, 1, cuops::SeedKey)
 CUOPS_AT_ONCE(f16_rows_1, __half, 1, cuops::SeedKey)
 CUOPS_AT_ONCE(bf16_rows_1, __nv_bfloat16, 1, cuops::SeedKey)
-#if CUOPS_TUNED >= 80
+#if CUOPS_TUNED
 CUOPS_AT_ONCE(f64_rows_2, double, 2, cuops::HostKey)
 CUOPS_AT_ONCE(f32_rows_4, float, 4, cuops::HostKey)
 CUOPS_AT_ONCE(f16_rows_4, __half, 4, cuops::HostKey)

@@ -24,21 +24,21 @@ void launch_truncated(SampleNormalParams& p, int device, CUstream stream) {
 }
 
 // Threads of a block side by side in a column, and blocks over columns and their parts.
-void launch_columns(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
+void launch_columns(SampleNormalParams& p, DType dtype, bool tuned, int device, CUstream stream, const Hardware& hw) {
   const std::int64_t groups = p.end_group - p.group;
   p.lanes = 1;
   while (p.lanes < kSampleThreads && p.lanes < groups) p.lanes *= 2;
   const std::int64_t turns = ceil_div(groups, p.lanes), columns = ceil_div(p.columns, kSampleThreads / p.lanes);
   p.step = step_for(turns, columns * kSampleThreads, 32, hw);
-  const bool whole = wide && (dtype == kFloat32 || dtype == kBFloat16) && !p.antithetic && p.state == nullptr &&
+  const bool whole = tuned && (dtype == kFloat32 || dtype == kBFloat16) && !p.antithetic && p.state == nullptr &&
                      p.num_samples % 4 == 0 && p.start % 4 == 0 &&
                      reinterpret_cast<std::uintptr_t>(p.samples) % std::min(16, 4 * size_of(dtype)) == 0;
   const std::int64_t threads = columns * ceil_div(turns, p.step) * kSampleThreads;
   launch_threads(kernel_for(dtype, whole ? kColumnsWhole : kColumns), threads, device, stream, &p);
 }
 
-void launch_rows(SampleNormalParams& p, DType dtype, bool wide, int device, CUstream stream, const Hardware& hw) {
-  if (wide && (launch_shared(p, dtype, device, stream, hw) || launch_tiles(p, dtype, device, stream, hw))) return;
+void launch_rows(SampleNormalParams& p, DType dtype, bool tuned, int device, CUstream stream, const Hardware& hw) {
+  if (tuned && (launch_shared(p, dtype, device, stream, hw) || launch_tiles(p, dtype, device, stream, hw))) return;
   const std::int64_t groups = p.end_group - p.group;
   p.step = step_for(groups, p.columns, 32, hw);
   launch_threads(kernel_for(dtype, kRows1), p.columns * ceil_div(groups, p.step), device, stream, &p);

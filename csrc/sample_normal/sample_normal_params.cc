@@ -45,9 +45,10 @@ void set_groups(SampleNormalParams* p) {
   p->end_whole = p->antithetic ? p->end_group : std::max((p->start + p->num_samples) / 4, p->whole_group);
 }
 
-SampleNormalParams params_of(TensorView samples, const DrawArguments& draw) {
+SampleNormalParams params_of(TensorView samples, const char* name, const DrawArguments& draw) {
   const int ndim = samples.ndim();
-  if (ndim < 2 || !samples.is_contiguous()) raise("ValueError", "out: expected a contiguous array of at least 2 dimensions");
+  if (ndim < 2 || !samples.is_contiguous())
+    raise("ValueError", std::string(name) + ": expected a contiguous array of at least 2 dimensions");
   if (draw.start < 0) raise("ValueError", "start: expected at least 0");
   SampleNormalParams p{};
   p.along_columns = draw.sample_dim != 0;
@@ -58,7 +59,7 @@ SampleNormalParams params_of(TensorView samples, const DrawArguments& draw) {
   p.start = draw.start;
   p.shared = draw.shared;
   p.antithetic = draw.antithetic;
-  p.dtype = dtype_of(samples, "out");
+  p.dtype = dtype_of(samples, name);
   set_groups(&p);
   for (unsigned i = 0; i < 20; ++i) {
     const unsigned steps[] = {0x9E3779B9u, 0xBB67AE85u};

@@ -20,7 +20,7 @@ struct DrawArguments {
 };
 
 // Parameters but for mu, sigma and the bounds; `samples` are those of `columns` distributions, or their gradients.
-SampleNormalParams params_of(TensorView samples, const DrawArguments& draw);
+SampleNormalParams params_of(TensorView samples, const char* name, const DrawArguments& draw);
 
 // Which groups of four samples the draw has part in, from its start and num_samples.
 void set_groups(SampleNormalParams* p);

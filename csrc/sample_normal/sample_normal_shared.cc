@@ -24,7 +24,7 @@ bool launch_shared(SampleNormalParams& p, DType dtype, int device, CUstream stre
   // Memory is written fastest where blocks are short, but each has to load its distributions and to draw its noise.
   const std::int64_t turns = batches * columns * ceil_div(p.num_samples, lanes * period), most_turns = size == 2 ? 16 : 8;
   const std::int64_t turn = std::clamp<std::int64_t>(turns / (2 * std::int64_t{hw.multiprocessors}), 1, most_turns);
-  p.lanes = static_cast<unsigned>(period);
+  p.period = static_cast<unsigned>(period);
   p.step = std::min(lanes * turn, kSharedNoiseRows / period);
   const std::int64_t blocks = batches * ceil_div(p.num_samples, p.step * period) * columns;
   if (blocks > most) return false;

@@ -7,7 +7,7 @@ CUOPS_ONLY_FOR(80, 90)
 
 namespace cuops {
 
-// p.lanes rows are a period: so few that they are whole vectors of memory. A block has p.step periods, or some of their vectors; a
+// p.period rows are a period: so few that they are whole vectors of memory. A block has p.step periods, or some of their vectors; a
 // thread has one vector of every so many periods, always the same one. With kOneRow, a period is a row.
 template <class T, bool kOneRow>
 __device__ void sample_shared(const SampleNormalParams& p) {
@@ -16,7 +16,7 @@ __device__ void sample_shared(const SampleNormalParams& p) {
   __shared__ Acc noise_of_row[kSharedNoiseRows];
   const Launches launches(p);
   const unsigned line = quotient(blockIdx.x, p.lines), tiles = p.tiles.divisor, dim = static_cast<unsigned>(p.dim);
-  const int lane = quotient(threadIdx.x, p.tiles), lanes = blockDim.x / tiles, period = kOneRow ? 1 : p.lanes;
+  const int lane = quotient(threadIdx.x, p.tiles), lanes = blockDim.x / tiles, period = kOneRow ? 1 : p.period;
   const unsigned begin = ((blockIdx.x - line * p.lines.divisor) * tiles + threadIdx.x - lane * tiles) * kVector;
   const long long rows_a_block = p.step * period;
   long long batch = 0, chunk = line;

@@ -79,7 +79,7 @@ CUOPS_TILES(3, f16_tiles_4_halves, __half, 4, 2)
 CUOPS_TILES(4, bf16_tiles_1, __nv_bfloat16, 1, 1)
 CUOPS_TILES(3, bf16_tiles_4, __nv_bfloat16, 4, 4)
 CUOPS_TILES(3, bf16_tiles_4_halves, __nv_bfloat16, 4, 2)
-#if CUOPS_TUNED >= 90
+#if CUOPS_TUNED == 90
 CUOPS_TILES(4, f32_tiles_2_state, float, 2, 2, cuops::SeedKey)
 CUOPS_TILES(2, f32_tiles_4_state, float, 4, 4, cuops::SeedKey)
 CUOPS_TILES(3, f16_tiles_4_state, __half, 4, 4, cuops::SeedKey)

@@ -55,7 +55,7 @@ __device__ void kron_bits(const KronBitsParams& p) {
 
   Acc* const mine = shared[warp];
   const int place = place_of(lane * 4);
-  with_dtype<Acc>(p.dtype, [&](auto element) {
+  with_element<Acc>(p.dtype, [&](auto element) {
     using T = decltype(element);
     Fetched<T, 4> fours[8] = {};
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ void kron_bits(const KronBitsParams& p) {
     __syncwarp();
   }
 
-  with_dtype<Acc>(p.dtype, [&](auto element) {
+  with_element<Acc>(p.dtype, [&](auto element) {
     using T = decltype(element);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {

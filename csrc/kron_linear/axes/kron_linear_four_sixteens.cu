@@ -7,14 +7,14 @@
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
 #include "kron_axes.cuh"
-#include "kron_linear/mma/kron_pairs.cuh"
+#include "kron_linear/kron_pairs.cuh"
 
 CUOPS_ONLY_FOR(90, CUDA 12.0)
 
 namespace cuops {
 
-constexpr int kFourParts =
-    16;  // that a block makes of a sample, 8 matrices of the last two axes each; and of columns, that it finishes
+// That a block makes of a sample, 8 matrices of the last two axes each; and of columns, that it finishes.
+constexpr int kFourParts = 16;
 using FourMaker = PartCursor<kFourMakers, kFourParts>;
 using FourFinisher = PartCursor<kFourFinishers, kFourParts>;
 

@@ -6,15 +6,6 @@
 
 namespace cuops {
 
-// 16 bytes on their way to shared memory, or zeros.
-__device__ inline void copy_vector(unsigned to, const char* from, bool exists) {
-  if (exists) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
-  }
-}
-
 // 16 bytes likewise, in pieces that exist or do not.
 template <int kPiece>
 __device__ inline void copy_pieces(unsigned to, const char* from, int existing) {
@@ -26,7 +17,7 @@ __device__ inline void copy_pieces(unsigned to, const char* from, int existing) 
 __device__ inline bool is_second(const char* element) { return reinterpret_cast<unsigned long long>(element) % 4 != 0; }
 
 // 16 bytes likewise, of elements of 16 bits: in whole words, from the one on that the first is in; the fifth one goes elsewhere.
-__device__ inline void copy_halves(unsigned to, unsigned fifth, const char* from, int existing) {
+__device__ inline void copy_words(unsigned to, unsigned fifth, const char* from, int existing) {
   if (is_second(from)) {
     from -= 2;
     if (existing > 0) existing += 2;
@@ -97,7 +88,7 @@ class BwdOperand {
         } else if constexpr (kPiece > 2) {
           copy_pieces<kPiece>(to, from, count * static_cast<int>(sizeof(T)));
         } else {
-          copy_halves(to, shared_address(fifth_word(at, m)), from, count * 2);
+          copy_words(to, shared_address(fifth_word(at, m)), from, count * 2);
         }
         from += lines_ * row_bytes;
         to += lines_ * pitch * 16;

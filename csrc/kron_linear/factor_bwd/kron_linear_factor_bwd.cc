@@ -116,8 +116,8 @@ bool has_kernel(const BwdProblem& problem, const Hardware& hw) {
 // How many rows of partial sums of out * in the gradient of a factor needs, with dx or without; 0 where there is no kernel.
 int64_t kron_linear_factor_bwd_partial_rows(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, bool across_g,
                                             bool across_x, bool with_dx, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
-  const BwdProblem problem{static_cast<DType>(dtype), rows, inner, out, in, across_g, across_x, with_dx};
+  if (std::min({rows, inner, out, in}) < 1) raise("ValueError", "rows, inner, out, in: expected at least 1 each");
+  const BwdProblem problem{dtype_at(dtype), rows, inner, out, in, across_g, across_x, with_dx};
   const Hardware& hw = hardware("kron_linear_factor_bwd", static_cast<int>(device));
   return has_kernel(problem, hw) ? plan_bwd(problem, hw).blocks : 0;
 }
@@ -160,7 +160,7 @@ void kron_linear_factor_bwd(TensorView dw, OptionalTensor dx, TensorView partial
     raise("ValueError", "x: no kernel; ask kron_linear_factor_bwd_partial_rows, and begin g and x at multiples of 16 bytes");
   BwdPlan plan = plan_bwd(problem, hw);
   const std::int64_t n = dw.numel();
-  if (!partial.is_contiguous() || partial.numel() < plan.blocks * round_up(n, 4) || !aligned16(data_of(partial)))
+  if (!partial.is_contiguous() || partial.numel() < plan.blocks * sums_stride(n) || !aligned16(data_of(partial)))
     raise("ValueError", "partial: expected " + std::to_string(plan.blocks) + " rows of dw's size, in fours");
   KronFactorBwdParams& p = plan.params;
   if (problem.with_dx) {
@@ -176,26 +176,19 @@ void kron_linear_factor_bwd(TensorView dw, OptionalTensor dx, TensorView partial
   p.g.data = data_of(g);
   p.x.data = data_of(x);
   p.partial = data_of(partial);
-#define CUOPS_BWD_KERNELS(name)                                                                                                   \
-  {                                                                                                                               \
-    {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_along"},                                                                 \
-        {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_along_across"},                                                      \
-        {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_across"}, {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_dx"}, \
-        {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_pieces"},                                                            \
-        {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_dx_pieces"},                                                         \
-        {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_halves"},                                                            \
-        {"kron_linear_factor_bwd", "kron_factor_bwd_" name "_dx_halves"}                                                          \
-  }
-  static Kernel kernels[][8] = {CUOPS_BWD_KERNELS("f64"), CUOPS_BWD_KERNELS("f32"), CUOPS_BWD_KERNELS("f16"),
-                                CUOPS_BWD_KERNELS("bf16"), CUOPS_BWD_KERNELS("tf32")};
-#undef CUOPS_BWD_KERNELS
+  static const KernelTable table(
+      "kron_factor_bwd_",
+      {{"kron_linear_factor_bwd", {"_along", "_along_across", "_across", "_dx", "_pieces", "_dx_pieces", "_words", "_dx_words"}}});
+  static const KernelTable tf32_table("kron_factor_bwd_t",  // of f32: tf32, which there is no dx of
+                                      {{"kron_linear_factor_bwd", {"_along", "_along_across", "_across", "_dx", "_pieces"}}});
   static Kernel sum_kernels[] = {{"kron_linear_factor_bwd", "kron_factor_bwd_sum_f64"},
                                  {"kron_linear_factor_bwd", "kron_factor_bwd_sum_f32"}};
   const ContextGuard context(device);
   const CUstream stream = current_stream(x.device());
   const bool with_dx = problem.with_dx;  // not of float32
   const int kind = has_partial_vectors(problem) ? 4 + with_dx + 2 * has_partial_words(problem) : with_dx ? 3 : across_g + across_x;
-  launch(kernels[dtype == kFloat32 && allow_tf32 ? 4 : dtype][kind], device, stream, plan.shape, &p);
+  const KernelTable& kernels = dtype == kFloat32 && allow_tf32 ? tf32_table : table;
+  launch(kernels.at(dtype, kind), device, stream, plan.shape, &p);
   KronFactorBwdSum sum{p.partial, data_of(dw), n, static_cast<int>(plan.blocks), dtype_of(dw, "dw")};
   const bool wide = sums == kFloat64;
   LaunchShape shape{static_cast<unsigned>(ceil_div(n, wide ? 16 : 32)), 512};

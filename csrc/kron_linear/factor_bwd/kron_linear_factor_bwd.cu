@@ -3,7 +3,7 @@
 #include "device/overlap.cuh"
 #include "device/row_sums.cuh"
 #include "device/tuned.cuh"
-#include "kron_factor_bwd.cuh"
+#include "kron_factor_bwd_dx.cuh"
 #include "kron_factor_bwd_operand.cuh"
 #include "kron_factor_bwd_products.cuh"
 #include "kron_linear/kron_block_sums.cuh"
@@ -43,7 +43,7 @@ __device__ void kron_linear_factor_bwd(const KronFactorBwdParams& p) {
   };
 #pragma unroll 1
   for (int i = 0; i < kBwdStages - 1; ++i) load(block + i * blocks, i);
-  Select<kDx, BwdFactor<T, kPiece>, NoFactor> factor(p, block, blocks);
+  Select<kDx, BwdInput<T, kPiece>, NoFactor> factor(p, block, blocks);
   Acc sum[2][4][4] = {};
   int slot = 0;
 #pragma unroll 1
@@ -129,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(512) kron_factor_bwd_sum_f64(const 
 #define KRON_LINEAR_BWD_DX(name, T, Acc, piece)                    \
   KRON_LINEAR_BWD_OF(name##_dx, T, Acc, false, false, false, true) \
   KRON_LINEAR_BWD_OF(name##_dx_pieces, T, Acc, false, false, false, true, piece)
-#define KRON_LINEAR_BWD_HALVES(name, T)                                      \
-  KRON_LINEAR_BWD_OF(name##_halves, T, float, false, false, false, false, 2) \
-  KRON_LINEAR_BWD_OF(name##_dx_halves, T, float, false, false, false, true, 2)
+#define KRON_LINEAR_BWD_WORDS(name, T)                                      \
+  KRON_LINEAR_BWD_OF(name##_words, T, float, false, false, false, false, 2) \
+  KRON_LINEAR_BWD_OF(name##_dx_words, T, float, false, false, false, true, 2)
 KRON_LINEAR_BWD(f64, double, double, false, 8)
 KRON_LINEAR_BWD(f32, float, float, true, 4)
 KRON_LINEAR_BWD(tf32, float, float, false, 4)
@@ -140,5 +140,5 @@ KRON_LINEAR_BWD(bf16, __nv_bfloat16, float, false, 4)
 KRON_LINEAR_BWD_DX(f64, double, double, 8)
 KRON_LINEAR_BWD_DX(f16, __half, float, 4)
 KRON_LINEAR_BWD_DX(bf16, __nv_bfloat16, float, 4)
-KRON_LINEAR_BWD_HALVES(f16, __half)
-KRON_LINEAR_BWD_HALVES(bf16, __nv_bfloat16)
+KRON_LINEAR_BWD_WORDS(f16, __half)
+KRON_LINEAR_BWD_WORDS(bf16, __nv_bfloat16)

@@ -1,15 +1,15 @@
 // Gradients of small factors from what warps and blocks have added up: those of products are taken apart.
 #pragma once
 
+#include "device/cluster.cuh"
 #include "device/overlap.cuh"
-#include "device/row_sums.cuh"
 #include "kron_fibers.cuh"
 
 namespace cuops {
 
 template <class Acc>
 __device__ void store_gradient(DType dtype, void* gradient, int i, Acc v) {
-  with_dtype<Acc>(dtype, [&](auto element) {
+  with_element<Acc>(dtype, [&](auto element) {
     using T = decltype(element);
     static_cast<T*>(gradient)[i] = convert<T>(v);
   });

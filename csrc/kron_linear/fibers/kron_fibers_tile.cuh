@@ -114,7 +114,7 @@ __device__ void load_samples(const KronFibersChain& p, const KronFibersArray* co
   bool in_fours = true;
 #pragma unroll
   for (int a = 0; a < kArrays; ++a) in_fours &= moves_in_fours(*arrays[a], tile);
-  with_dtype<Acc>(p.dtype, [&](auto element) {
+  with_element<Acc>(p.dtype, [&](auto element) {
     if (in_fours) {
       load_pieces<4, decltype(element)>(p, arrays, tile, states);
     } else {
@@ -125,7 +125,7 @@ __device__ void load_samples(const KronFibersChain& p, const KronFibersArray* co
 template <class Acc>
 __device__ void store_samples(const KronFibersChain& p, const KronFibersArray& array, const FibersTile& tile, const Acc* state,
                               const void* bias = nullptr, long long bias_lead = 1) {
-  with_dtype<Acc>(p.dtype, [&](auto element) {
+  with_element<Acc>(p.dtype, [&](auto element) {
     using T = decltype(element);
     if (moves_in_fours(array, tile)) {
       store_pieces<4>(p, array, tile, state, static_cast<const T*>(bias), bias_lead);

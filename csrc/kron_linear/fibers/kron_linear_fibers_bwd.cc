@@ -108,12 +108,11 @@ std::int64_t scratch_elements(const KronFibersPlan& plan) {
 // beyond all of them.
 tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
                                                                       int64_t inner, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  const DType of = dtype_at(dtype);
   if (inner < 1) raise("ValueError", "inner: expected at least 1");
   const std::vector<KronSize> all = sizes_of(sizes);
   const int n = static_cast<int>(all.size());
   for (const KronSize& size : all) {
-    if (std::min(size.out, size.in) < 1) raise("ValueError", "sizes: expected at least 1");
     if (std::max(size.out, size.in) > kFibersMost) return {};
   }
   std::vector<std::int64_t> before(n + 1, rows), after(n + 1, inner);
@@ -125,7 +124,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dt
   auto part = [&](int i, int end) { return std::vector<KronSize>(all.begin() + i, all.begin() + end); };
   for (int i = n - 1; i >= 0; --i) {
     for (int end = i + 1; end <= n; ++end) {
-      const auto plan = cached_plan(static_cast<DType>(dtype), before[i], part(i, end), after[end], static_cast<int>(device));
+      const auto plan = cached_plan(of, before[i], part(i, end), after[end], static_cast<int>(device));
       // What the groups behind it start from is computed before.
       const double nanoseconds = plan->nanoseconds * (end < n ? 1.6 : 1) + cost[end];
       if (nanoseconds < cost[i]) cost[i] = nanoseconds, count[i] = end - i;
@@ -134,8 +133,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dt
   tvm::ffi::Array<tvm::ffi::Array<int64_t>> groups;
   for (int i = 0; i < n; i += count[i]) {
     if (count[i] == 0) return {};
-    const auto plan =
-        cached_plan(static_cast<DType>(dtype), before[i], part(i, i + count[i]), after[i + count[i]], static_cast<int>(device));
+    const auto plan = cached_plan(of, before[i], part(i, i + count[i]), after[i + count[i]], static_cast<int>(device));
     groups.push_back({i, count[i], scratch_elements(*plan), static_cast<int64_t>(plan->nanoseconds)});
   }
   return groups;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kron_cube.h"
-#include "kron_pairs.cuh"
+#include "kron_linear/kron_pairs.cuh"
 
 namespace cuops {
 

@@ -9,7 +9,7 @@ namespace cuops {
 
 // 16 kSteps rows of 16 columns, as the tensor cores' second operand: of a step's 16 rows, a lane has four, of two columns.
 template <int kSteps>
-struct Operand {
+struct DirectOperand {
   unsigned high[kSteps][4], low[kSteps][4];  // before split(): a float32 in each
 
   // Rows of a matrix of `pitch` columns, an even number of each; zeros beyond them. Of 8 rows, a lane takes two, and of these two
@@ -86,8 +86,8 @@ struct Operand {
 
 // c += a b for 32 rows in shared memory. Tensor cores truncate sums, so only those of 16 products are formed there.
 template <int kSteps>
-__device__ __forceinline__ void multiply_rows(float (&c)[2][2][4], unsigned rows, int pitch, int to_low, const Operand<kSteps>& b,
-                                              int steps) {
+__device__ __forceinline__ void multiply_rows(float (&c)[2][2][4], unsigned rows, int pitch, int to_low,
+                                              const DirectOperand<kSteps>& b, int steps) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     if (kSteps > 2 && s >= steps) break;

@@ -212,7 +212,7 @@ struct HalfOutput {
   const T* bias;
   float scale;
 
-  __device__ HalfOutput(const KronHalfParams& p, long long sample, int elements, float scale)
+  __device__ HalfOutput(const KronInRegistersParams& p, long long sample, int elements, float scale)
       : y(static_cast<T*>(p.y.data) + offset_of(p.y, sample)),
         bias(p.bias ? static_cast<const T*>(p.bias) + sample % p.bias_lead * elements : nullptr),
         scale(scale) {}

@@ -16,13 +16,13 @@ constexpr int half_units(int size) {
 }
 constexpr int kHalfCubeUnits = half_units(32) + 32 * 32 / 4 + 32 * kHalfPitch;
 
-struct KronHalfParams {
+struct KronInRegistersParams {
   Rows x, y;  // of a sample
   const void* bias;
   long long rows, bias_lead;
   KronFactor factors[3];
   KronDivisor by_units;  // of 8 neighbours, in a row of the last axis
 };
-static_assert(sizeof(KronHalfParams) == 264, "host and device must agree on the layout");
+static_assert(sizeof(KronInRegistersParams) == 264, "host and device must agree on the layout");
 
 }  // namespace cuops

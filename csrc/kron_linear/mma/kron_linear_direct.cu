@@ -21,7 +21,7 @@ __device__ void kron_direct(const KronDirectParams& p) {
   const long long stride = gridDim.x / p.slices * p.groups;
   long long sample = blockIdx.x / p.slices * p.groups + group;
   auto sample_at = [&](long long i) { return i < p.rows ? static_cast<const float*>(p.x.data) + offset_of(p.x, i) : nullptr; };
-  Operand<kSteps> x, weight;
+  DirectOperand<kSteps> x, weight;
   x.load(sample_at(sample), in_rows, in_columns, column);
   weight.load_transposed(p.factors[1], warp * 16);
   prepare_rows<kSteps>(p, p.factors[0], first_row, rows, p.weight, p.exponents);
@@ -83,7 +83,7 @@ __device__ void kron_direct_columns(const KronDirectParams& p) {
   const int steps = (in + 15) / 16;
   const long long items = p.rows * p.column_tiles, stride = 1LL * gridDim.x * warps;
   long long item = 1LL * blockIdx.x * warps + threadIdx.x / 32;
-  Operand<kSteps> x;
+  DirectOperand<kSteps> x;
   auto load = [&](long long i) {
     const long long row = i / p.column_tiles;
     const int column = static_cast<int>(i - row * p.column_tiles) * 16 + lane / 4 * 2;

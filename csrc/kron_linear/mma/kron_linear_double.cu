@@ -10,7 +10,7 @@ CUOPS_ONLY_FOR(90)
 namespace cuops {
 
 template <int kRows, int kSize>
-__device__ void kron_double(const KronHalfParams& p) {
+__device__ void kron_double(const KronInRegistersParams& p) {
   using D = Doubles<kSize, kSize == 24 ? 3 : 2, kRows>;
   constexpr int kTeams = double_teams(kRows), kFactor = kSize * D::kPitch, kBytes = kFactor + 2 * kTeams * D::kMatrix;
   static_assert(D::kParts == double_warps(kRows) && kBytes == double_bytes(kRows, kSize));
@@ -75,7 +75,7 @@ __device__ void kron_double(const KronHalfParams& p) {
 
 #define KRON_DOUBLE(rows, size, name)                                                                         \
   extern "C" __global__ void __launch_bounds__(32 * cuops::double_teams(rows) * cuops::double_warps(rows), 1) \
-      kron_double_##name(const __grid_constant__ cuops::KronHalfParams p) {                                   \
+      kron_double_##name(const __grid_constant__ cuops::KronInRegistersParams p) {                            \
     cuops::wait_in_turn();                                                                                    \
     cuops::kron_double<rows, size>(p);                                                                        \
   }

@@ -10,7 +10,7 @@ CUOPS_ONLY_FOR(90)
 namespace cuops {
 
 template <class T, int kSize>
-__device__ void kron_half(const KronHalfParams& p) {
+__device__ void kron_half(const KronInRegistersParams& p) {
   using C = Chain<T, kSize>;
   constexpr int kSamples = half_samples(kSize), kFirst = kHalfMaxima, kLast = kFirst + C::kFirst, kState = kLast + C::kLast;
   const int warp = threadIdx.x / 32, team = warp / C::kWarps, part = warp % C::kWarps;
@@ -59,7 +59,7 @@ __device__ void kron_half(const KronHalfParams& p) {
 // Three factors: a warp has two slices of a sample, which it multiplies by the last two factors, and then two rows of slices across
 // all of them, which it multiplies by the first.
 template <class T>
-__device__ void kron_half_cube(const KronHalfParams& p) {
+__device__ void kron_half_cube(const KronInRegistersParams& p) {
   constexpr int kSize = 32, kPitch = kHalfPitch;
   using C = Chain<T, kSize>;
   constexpr int kOuter = kHalfMaxima, kFirst = kOuter + C::kFirst, kLast = kFirst + C::kFirst, kMatrices = kLast + C::kLast;
@@ -146,10 +146,10 @@ __device__ void kron_half_cube(const KronHalfParams& p) {
 
 }  // namespace cuops
 
-#define KRON_HALF(name, function, ...)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(512, 1) kron_half_##name(const __grid_constant__ cuops::KronHalfParams p) { \
-    cuops::wait_in_turn();                                                                                                 \
-    cuops::function<__VA_ARGS__>(p);                                                                                       \
+#define KRON_HALF(name, function, ...)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(512, 1) kron_half_##name(const __grid_constant__ cuops::KronInRegistersParams p) { \
+    cuops::wait_in_turn();                                                                                                        \
+    cuops::function<__VA_ARGS__>(p);                                                                                              \
   }
 
 // Instances, as kron_plan_half.cc asks for them.

@@ -17,8 +17,6 @@
 namespace cuops {
 namespace {
 
-constexpr int kUnitsBefore = 16;  // kAt of kron_linear_squares_bwd.cu
-
 // What a block finds of its samples: all gradients, one, or half of each two blocks' share.
 enum class Finds { kAll, kOne, kHalf };
 
@@ -39,8 +37,8 @@ struct SquaresKernel {
     if (is_odd) return wide_bwd_odd_bytes(tile_size());
     if (box_rows > 0) return wide_bwd_bytes(tile_size());
     if (dtype == kFloat64) return double_matrix(size, size) * (2 + 2 * teams * buffers);
-    const int tile = size * (size / 8 * (dtype == kFloat32 ? 2 : 1) + 1);
-    return 16 * (kUnitsBefore + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
+    const int tile = size * squares_pitch(size, dtype == kFloat32);
+    return 16 * (kSquaresMagnitudes + tile * ((finds == Finds::kOne ? 1 : 2) + 2 * teams * buffers));
   }
   unsigned threads() const {
     if (is_odd || box_rows > 0) return dtype == kFloat32 ? kWideBwdF32Threads : kWideBwdThreads;
@@ -127,16 +125,15 @@ void expect_aligned(TensorView t, const char* name, DType dtype, DLDevice device
 // How many matrices of partial sums kron_linear_squares_bwd needs for each gradient of a factor; 0 where it has no kernel. `wanted`
 // adds up 1 for the first factor, 2 for the second, and 4 for the input. `is_odd`: rows of the second factor are no whole vectors.
 int64_t kron_linear_squares_bwd_blocks(int64_t dtype, int64_t rows, int64_t size, int64_t wanted, bool is_odd, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const Hardware& hw = squares_hardware(static_cast<int>(device));
-  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, static_cast<int>(wanted), is_odd, hw);
+  const SquaresKernel* const kernel = find_kernel(dtype_at(dtype), size, static_cast<int>(wanted), is_odd, hw);
   return kernel == nullptr ? 0 : blocks_of(*kernel, rows, static_cast<int>(wanted), hw);
 }
 
 // Whether all gradients, where they are wanted, are found with the products of compute capability 9.0, and so faster.
 bool kron_linear_squares_bwd_is_wide(int64_t dtype, int64_t size, int64_t device) {
   const Hardware& hw = squares_hardware(static_cast<int>(device));
-  const SquaresKernel* const kernel = find_kernel(static_cast<DType>(dtype), size, 7, false, hw);
+  const SquaresKernel* const kernel = find_kernel(dtype_at(dtype), size, 7, false, hw);
   return kernel != nullptr && kernel->box_rows > 0;
 }
 

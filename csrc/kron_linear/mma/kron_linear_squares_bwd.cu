@@ -16,7 +16,7 @@ namespace cuops {
 template <class T, int kSize, int kTeams, int kBuffers, bool kSplit, int kM>
 __device__ void squares(const KronSquaresParams& p) {
   using S = Squares<T, kSize>;
-  constexpr int kGroups = S::kGroups, kElements = kSize * kSize, kAt = 16;  // units, before which there are the largest magnitudes
+  constexpr int kGroups = S::kGroups, kElements = kSize * kSize, kAt = kSquaresMagnitudes;
   constexpr int kWeights = kSplit ? 1 : 2, kState = kWeights * S::kTile + kAt;
   const int thread = threadIdx.x % S::kThreads, team = threadIdx.x / S::kThreads, barrier = 1 + team;
   const int lane = threadIdx.x % 32, group = thread / 32;
@@ -37,7 +37,7 @@ __device__ void squares(const KronSquaresParams& p) {
   // Zeros surround matrices that are smaller than a tile.
   const bool padded = min(min(p.out[0], p.in[0]), min(p.out[1], p.in[1])) < kSize;
   if (padded) {
-    for (int i = kAt + threadIdx.x; i < kState + kTeams * kBuffers * 2 * S::kTile; i += blockDim.x) squares_shared[i] = uint4{};
+    for (int i = kAt + threadIdx.x; i < kState + kTeams * kBuffers * 2 * S::kTile; i += blockDim.x) kron_shared[i] = uint4{};
     __syncthreads();
   }
   if (!kSplit || !wants_first) S::copy_factor(first_at, p.first, p.out[0], p.in[0]);
@@ -57,8 +57,8 @@ __device__ void squares(const KronSquaresParams& p) {
   }
   wait_for_copies<kBuffers>();
   __syncthreads();
-  int* const largest = reinterpret_cast<int*>(squares_shared) + team * kGroups;
-  int* const exponents = reinterpret_cast<int*>(squares_shared) + 4 * kAt - 2;
+  int* const largest = reinterpret_cast<int*>(kron_shared) + team * kGroups;
+  int* const exponents = reinterpret_cast<int*>(kron_shared) + 4 * kAt - 2;
   if constexpr (S::kPairs) {
     if (team == 0 && (!kSplit || !wants_first)) {
       const int e = S::normalize(first_at, largest, thread, barrier);
@@ -71,7 +71,7 @@ __device__ void squares(const KronSquaresParams& p) {
     }
     __syncthreads();
   }
-  const unsigned base = shared_address(squares_shared);
+  const unsigned base = shared_address(kron_shared);
   // A lane's part of four matrices that are taken as they lie in memory, and across.
   const unsigned as_is = ((lane / 16 * 8 + lane % 8) * S::kPitch + lane / 8 % 2 * S::kUnits) * 16;
   const unsigned across = (lane % 16 * S::kPitch + lane / 16 * S::kUnits) * 16;
@@ -83,7 +83,7 @@ __device__ void squares(const KronSquaresParams& p) {
     S::template load_rows<true>(own_rows, first + as_is + group * S::kRight);
     if (padded) {
       __syncthreads();
-      for (int i = state + threadIdx.x; i < state + S::kTile; i += blockDim.x) squares_shared[i] = uint4{};
+      for (int i = state + threadIdx.x; i < state + S::kTile; i += blockDim.x) kron_shared[i] = uint4{};
     }
   }
   int buffer = 0, level = -254;  // level: the exponent that dw is divided by, the largest of finite samples so far
@@ -148,7 +148,7 @@ __device__ void squares(const KronSquaresParams& p) {
   launch_dependents();
   wait_for_copies<0>();
   // Teams add up, in order, by way of the memory of their samples. Partial sums lie as the threads have them.
-  float4* const sums = reinterpret_cast<float4*>(squares_shared + state) + thread;
+  float4* const sums = reinterpret_cast<float4*>(kron_shared + state) + thread;
   constexpr int kNext = kBuffers * 2 * S::kTile;  // team
   static_assert(2 * kGroups * 2 * S::kThreads <= kNext || kTeams == 1);
   const auto role_of = [&](int which) { return kSplit ? wants_second : kM == 2 ? group / (kGroups / 2) : which; };

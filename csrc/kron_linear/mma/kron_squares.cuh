@@ -2,10 +2,9 @@
 #pragma once
 
 #include "kron_linear/kron_shared.cuh"
+#include "kron_squares.h"
 
 namespace cuops {
-
-extern __shared__ uint4 squares_shared[];
 
 // 16 x 16 of a matrix in shared memory, as the tensor cores take it; float32 as two float16.
 template <bool kPairs>
@@ -39,7 +38,8 @@ template <class T, int kSize>
 struct Squares {
   static constexpr bool kPairs = kSame<T, float>;
   using Part = Square<kPairs>;
-  static constexpr int kGroups = kSize / 16, kThreads = 32 * kGroups, kUnits = kPairs ? 2 : 1, kPitch = kSize / 8 * kUnits + 1;
+  static constexpr int kGroups = kSize / 16, kThreads = 32 * kGroups, kUnits = kPairs ? 2 : 1,
+                       kPitch = squares_pitch(kSize, kPairs);
   static constexpr int kTile = kSize * kPitch;                      // units of 16 bytes
   static constexpr int kDown = 256 * kPitch, kRight = 32 * kUnits;  // bytes to the next 16 rows, or columns
   static constexpr int kLog = kSize > 64 ? 7 : kSize == 64 ? 6 : kSize == 32 ? 5 : 4;
@@ -194,7 +194,7 @@ struct Squares {
       const int row = i / kRow, unit = i % kRow;
       const bool valid = unit < units;
       if (unit < filled)
-        copy_or_zero(reinterpret_cast<char*>(squares_shared + to + row * kPitch + unit),
+        copy_or_zero(reinterpret_cast<char*>(kron_shared + to + row * kPitch + unit),
                      reinterpret_cast<const uint4*>(from) + (valid ? row * units + unit : 0), valid);
     }
   }
@@ -217,8 +217,7 @@ struct Squares {
     for (int i = threadIdx.x; i < rows * kColumns; i += blockDim.x) {
       const int row = i / kColumns, column = i % kColumns;
       if (column < columns)
-        reinterpret_cast<Word*>(squares_shared + to + row * kPitch)[column] =
-            static_cast<const Word*>(from)[row * columns + column];
+        reinterpret_cast<Word*>(kron_shared + to + row * kPitch)[column] = static_cast<const Word*>(from)[row * columns + column];
     }
   }
 
@@ -231,7 +230,7 @@ struct Squares {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int chunk = thread + i * kThreads;
-      const float4* const from = reinterpret_cast<const float4*>(squares_shared + at + chunk / kRow * kPitch + chunk % kRow * 2);
+      const float4* const from = reinterpret_cast<const float4*>(kron_shared + at + chunk / kRow * kPitch + chunk % kRow * 2);
       v[i][0] = from[swap];
       v[i][1] = from[!swap];
 #pragma unroll
@@ -249,7 +248,7 @@ struct Squares {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int chunk = thread + i * kThreads;
-      uint4* const to = squares_shared + at + chunk / kRow * kPitch + chunk % kRow * 2;
+      uint4* const to = kron_shared + at + chunk / kRow * kPitch + chunk % kRow * 2;
       uint2 high[2], low[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {

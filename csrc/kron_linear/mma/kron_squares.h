@@ -9,6 +9,11 @@ namespace cuops {
 
 constexpr int kFirstGradient = 1, kSecondGradient = 2, kInputGradient = 4;
 
+// Shared memory of kron_linear_squares_bwd.cu, in units of 16 bytes: the largest magnitudes, and then tiles of `size` rows, with
+// `pairs` of two numbers of 16 bits each.
+constexpr int kSquaresMagnitudes = 16;
+constexpr int squares_pitch(int size, bool pairs) { return size / 8 * (pairs ? 2 : 1) + 1; }
+
 struct KronSquaresParams {
   const void *x, *dy, *first, *second;  // (rows, in[0], in[1]), (rows, out[0], out[1]), and the factors, (out, in) each
   void* dx;

@@ -8,7 +8,6 @@
 namespace cuops {
 namespace {
 
-constexpr double kClock = 1.7;     // GHz
 constexpr double kBytes = 28;      // a nanosecond of a multiprocessor, of device memory
 constexpr double kHidden = 0.3;    // of the shorter of memory and arithmetic
 constexpr double kBarrier = 100;   // cycles

@@ -10,11 +10,6 @@
 
 namespace cuops {
 
-KronDevice kron_device(int device) {
-  const Hardware& hw = hardware("kron_linear", device);
-  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024, hw.clusters()};
-}
-
 namespace {
 
 // The groups of factors that a chain of calls applies one after the other: for each, first, count, the kernel (of kron_linear_fwd,
@@ -22,12 +17,12 @@ namespace {
 // nanoseconds, bytes, operations.
 tvm::ffi::Array<tvm::ffi::Array<tvm::ffi::Any>> kron_linear_plan(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes,
                                                                  int64_t inner, bool allow_tf32, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
+  if (std::min(rows, inner) < 1) raise("ValueError", "rows, inner: expected at least 1 each");
   const KronDevice facts = kron_device(static_cast<int>(device));
   KronProblem problem;
-  problem.dtype = static_cast<DType>(dtype);
+  problem.dtype = dtype_at(dtype);
   problem.arithmetic = kron_arithmetic(problem.dtype, facts);
-  problem.tf32 = allow_tf32 && dtype == kFloat32;
+  problem.tf32 = allow_tf32 && problem.dtype == kFloat32;
   problem.rows = rows;
   problem.inner = inner;
   problem.sizes = sizes_of(sizes);

@@ -6,11 +6,10 @@
 namespace cuops {
 namespace {
 
-constexpr double kLaunch = 2500;  // ns
 // ns that two kernels in a row share, as the second starts while the first one ends; of 16 bits, where GEMMs in a row share some
 // too.
 constexpr double kOverlap = 3400, kOverlapHalves = 3000;
-// ns that it takes longer, rather, where kron_linear_bits, _tuned or _small starts behind kron_linear_fibers, but for float64.
+// ns that it takes longer, rather, where kron_linear_bits, _whole or _small starts behind kron_linear_fibers, but for float64.
 constexpr double kBehindFibers = 3000;
 // And, behind any fused kernel, kron_linear_eights, as measured, and kron_linear_four_sixteens, which start likewise: of the
 // kernels of KronAxesParams those that have more bytes of shared memory than these.
@@ -156,7 +155,7 @@ KronProblem part_of(const KronProblem& problem, int begin, int end) {
 // Nanoseconds that two fused kernels in a row share, or lose, where negative.
 double overlap(const KronGroup& group, const KronGroup& next, DType dtype) {
   if (next.has<KronAxesParams>() && next.shape.shared_bytes > kAlmostAll) return -kBehindAny;
-  const bool is_short = next.has<KronBitsParams>() || next.has<KronTunedParams>() || next.has<KronSmallParams>();
+  const bool is_short = next.has<KronBitsParams>() || next.has<KronWholeParams>() || next.has<KronSmallParams>();
   if (is_short && group.has<KronFibersParams>() && dtype != kFloat64) return -kBehindFibers;
   return size_of(dtype) == 2 ? kOverlapHalves : kOverlap;
 }
@@ -233,6 +232,12 @@ double KronProblem::out() const {
   return elements;
 }
 
+KronDevice kron_device(int device) {
+  const Hardware& hw = hardware("kron_linear", device);
+  // Of what a block may have, up to 1024 bytes are a kernel's own; a multiprocessor has as much more, which CUDA takes of a block.
+  return {hw.capability, hw.tuned, hw.cuda, hw.multiprocessors, hw.shared_bytes - 1024, hw.shared_bytes + 1024, hw.clusters()};
+}
+
 void set_costs(const KronProblem& problem, KronGroup* group) {
   const double rows = static_cast<double>(problem.rows), in = problem.in();
   group->bytes = rows * (size_of(problem.dtype) * (in + problem.out()));
@@ -263,7 +268,7 @@ KronGroup plan_group(const KronProblem& problem, const KronDevice& device) {
     return best;
   }
   for (KronGroup& group :
-       std::vector<KronGroup>{plan_tuned(problem, device), plan_small(problem, device), plan_sixteens(problem, device),
+       std::vector<KronGroup>{plan_whole(problem, device), plan_small(problem, device), plan_sixteens(problem, device),
                               plan_four_sixteens(problem, device), plan_eights(problem, device), plan_direct(problem, device),
                               plan_cube(problem, device), plan_half(problem, device), plan_double(problem, device),
                               plan_wide(problem, device), plan_bits(problem, device)})

@@ -16,7 +16,7 @@
 #include "kron_linear/mma/kron_cube.h"
 #include "kron_linear/mma/kron_direct.h"
 #include "kron_linear/mma/kron_half.h"
-#include "kron_linear/mma/kron_tuned.h"
+#include "kron_linear/mma/kron_whole.h"
 #include "kron_linear/products/kron_dots.h"
 #include "kron_linear/slices/kron_slices.h"
 #include "kron_linear/wgmma/kron_wide.h"
@@ -55,8 +55,8 @@ struct KronGroup {
   bool fused = false;
   Kernel* kernel = nullptr;
   Kernel* plain = nullptr;  // where there is one for factors that come in vectors, without a bias
-  std::variant<KronFwdParams, KronTunedParams, KronSmallParams, KronAxesParams, KronDirectParams, KronHalfParams, KronWideParams,
-               KronCubeParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct,
+  std::variant<KronFwdParams, KronWholeParams, KronSmallParams, KronAxesParams, KronDirectParams, KronInRegistersParams,
+               KronWideParams, KronCubeParams, KronBitsParams, KronFibersParams, KronSlicesParams, KronTermsParams, KronOneProduct,
                KronOneDots>
       params;  // all but the arrays
   LaunchShape shape{};
@@ -79,9 +79,16 @@ struct KronDevice {
 
 KronDevice kron_device(int device);
 
-// Rows in shared memory are an odd multiple of so many units of 16 bytes apart, which keeps what a warp reads in different banks: 8
-// rows of 16 bytes, or in float64 4 of 32.
-inline int kron_gap(DType dtype) { return dtype == kFloat64 ? 2 : 1; }
+// What predictions take for granted, as on an H200.
+constexpr double kClock = 1.7;           // GHz
+constexpr double kLaunch = 2500;         // ns
+constexpr double kBytesACycle = 17.5;    // of device memory, for each multiprocessor
+constexpr double kMostBytesACycle = 40;  // where few multiprocessors work
+constexpr double kMmaCycles = 1.9;       // of a multiprocessor, for one m16n8k16
+constexpr double kOldCompiler = 1.35;    // times the arithmetic, in code of CUDA 11
+
+// Whether it is square, and of a size that kron_linear_small.cu and its like have.
+inline bool is_small_power(const KronSize& s) { return s.in == s.out && (s.in == 2 || s.in == 4 || s.in == 8 || s.in == 16); }
 
 // What a plan is known by: numbers, and the sizes.
 inline std::vector<std::int64_t> plan_key(std::vector<std::int64_t> numbers, const std::vector<KronSize>& sizes) {
@@ -108,7 +115,7 @@ void set_costs(const KronProblem& problem, KronGroup* group);
 
 // The best launch of the general kernel, and of those for certain sizes; not fused where there is none.
 KronGroup plan_general(const KronProblem& problem, const KronDevice& device);
-KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device);
+KronGroup plan_whole(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_four_sixteens(const KronProblem& problem, const KronDevice& device);
@@ -123,7 +130,6 @@ KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_dots(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_product(const KronProblem& problem, const KronDevice& device);
 KronGroup plan_slices(const KronProblem& problem, const KronDevice& device);
-void set_sample_strides(KronSmallParams* p);
 
 // The best fused launch for all of the problem's factors; not fused where none fits.
 KronGroup plan_group(const KronProblem& problem, const KronDevice& device);

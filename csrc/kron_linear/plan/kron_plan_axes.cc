@@ -23,7 +23,7 @@ int axes_of(const std::vector<KronSize>& sizes, std::int64_t size, int most, int
   std::int64_t product = 1;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const KronSize& s = sizes[i];
-    if (s.in != s.out || (s.in != 2 && s.in != 4 && s.in != 8 && s.in != 16)) return 0;
+    if (!is_small_power(s)) return 0;
     product *= s.in;
     if (product < size) continue;
     if (product > size || axes == most) return 0;
@@ -75,7 +75,7 @@ KronGroup plan_four_sixteens(const KronProblem& problem, const KronDevice& devic
 }
 
 KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device) {
-  static Kernel two{"kron_linear_sixteens", "kron_sixteens_two"}, beside{"kron_linear_sixteens", "kron_sixteens_columns"},
+  static Kernel two{"kron_linear_sixteens", "kron_sixteens_two"}, columns{"kron_linear_sixteens", "kron_sixteens_columns"},
       three{"kron_linear_sixteens", "kron_sixteens_three"};
   KronGroup group(problem);
   const bool by_columns = problem.inner > 1;
@@ -87,7 +87,7 @@ KronGroup plan_sixteens(const KronProblem& problem, const KronDevice& device) {
   if (axes < 2 || (axes == 3 && by_columns)) return group;
   p.rows = problem.rows;
   p.inner = problem.inner;
-  group.kernel = by_columns ? &beside : axes == 2 ? &two : &three;
+  group.kernel = by_columns ? &columns : axes == 2 ? &two : &three;
   group.samples = axes == 2 && !by_columns ? 8 : 1;
   group.columns = by_columns ? kColumns : 0;
   const std::int64_t tiles = by_columns ? problem.rows * (problem.inner / kColumns) : ceil_div(problem.rows, group.samples);

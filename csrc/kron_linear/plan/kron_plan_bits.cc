@@ -1,6 +1,5 @@
 // The plan of the kernels of kron_linear_bits.cu and kron_linear_twos.cu.
 #include <algorithm>
-#include <cmath>
 
 #include "kron_plan.h"
 
@@ -18,9 +17,7 @@ constexpr double kLarge = 2;  // the time that one for a factor of 16 takes, in 
 
 KronGroup plan_bits(const KronProblem& problem, const KronDevice& device) {
   KronGroup group(problem);
-  const bool fits = std::all_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) {
-    return s.in == s.out && (s.in == 2 || s.in == 4 || s.in == 8 || s.in == 16);
-  });
+  const bool fits = std::all_of(problem.sizes.begin(), problem.sizes.end(), is_small_power);
   if (device.tuned != 90 || !fits || group.count > kBitsFactors || problem.inner != 1 || !problem.linear) return group;
   KronBitsParams& p = group.params.emplace<KronBitsParams>();
   p.count = group.count;

@@ -1,6 +1,5 @@
 // The plan of the kernels of kron_linear_cube.cu and kron_linear_cube_f64.cu.
 #include <algorithm>
-#include <cmath>
 
 #include "kron_linear/mma/kron_cube.h"
 #include "kron_plan.h"

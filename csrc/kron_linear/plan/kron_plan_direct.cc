@@ -1,16 +1,15 @@
 // The plan of the kernels of kron_linear_direct.cu: how many samples a block has at a time, and how many
 // blocks share one.
 #include <algorithm>
-#include <cmath>
 
 #include "kron_plan.h"
 
 namespace cuops {
 namespace {
 
-constexpr int kMost = 128;      // rows and columns of a factor
-constexpr int kRows = 32;       // that a warp multiplies at a time
-constexpr int kWide = 1 << 22;  // columns beyond a factor
+constexpr int kMost = 128;             // rows and columns of a factor
+constexpr int kRows = 32;              // that a warp multiplies at a time
+constexpr int kMostColumns = 1 << 22;  // columns beyond a factor
 // Microseconds of a multiprocessor.
 constexpr double kStart = 6, kRound = 1;
 constexpr double kRowWeight = 0.077, kColumnWeight = 0.031;  // for an element of a factor, shared by the threads
@@ -18,7 +17,6 @@ constexpr double kElement = 7.5e-5;                          // of x
 constexpr double kStep = 0.019;                              // for 32 rows, 16 columns and 16 products each
 constexpr double kBytes = 31e3;                              // of device memory
 constexpr double kHidden = 0.2;                              // of the shorter of memory and arithmetic
-constexpr double kOldCompiler = 1.35;                        // times the arithmetic, in code of CUDA 11
 
 // Bytes of shared memory, one after the other, from multiples of 16.
 struct Shared {
@@ -99,7 +97,7 @@ KronGroup plan_direct(const KronProblem& problem, const KronDevice& device) {
   KronGroup best(problem);
   const std::vector<KronSize>& sizes = problem.sizes;
   if (device.tuned != 90 || problem.dtype != kFloat32 || best.count > 2 || (best.count > 1) != (problem.inner == 1) ||
-      problem.inner > kWide)
+      problem.inner > kMostColumns)
     return best;
   if (problem.inner % 4 != 0 && problem.inner > 1) return best;
   for (std::size_t k = 0; k < sizes.size(); ++k) {

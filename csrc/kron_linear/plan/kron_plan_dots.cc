@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "host/tensor.h"
-
 namespace cuops {
 namespace {
 

@@ -1,6 +1,5 @@
 // The plan of the kernels of kron_linear_double.cu.
 #include <algorithm>
-#include <cmath>
 
 #include "kron_linear/mma/kron_double.h"
 #include "kron_plan.h"
@@ -39,7 +38,7 @@ KronGroup plan_double(const KronProblem& problem, const KronDevice& device) {
   if (double_bytes(rows, size) > device.shared_bytes) return group;
   const int teams = double_teams(rows), warps = double_warps(rows);
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors);
-  group.params.emplace<KronHalfParams>().rows = problem.rows;
+  group.params.emplace<KronInRegistersParams>().rows = problem.rows;
   static Kernel kernels[] = {{"kron_linear_double", "kron_double_16"}, {"kron_linear_double", "kron_double_24"},
                              {"kron_linear_double", "kron_double_32"}, {"kron_linear_double", "kron_double_48"},
                              {"kron_linear_double", "kron_double_64"}, {"kron_linear_double", "kron_double_64_80"},

@@ -7,10 +7,10 @@
 namespace cuops {
 namespace {
 
-constexpr double kStart = 4300;       // ns
-constexpr double kLoad = 1000;        // cycles until a tile is there
-constexpr double kSixF64 = 0.72;      // of the instructions of a step of 6, which in float64 are not twice as many as in float32
-constexpr double kWideHalves = 1.35;  // as much longer as expected: factors beyond 12 of 16 bits with columns beyond them
+constexpr double kStart = 4300;          // ns
+constexpr double kLoad = 1000;           // cycles until a tile is there
+constexpr double kSixF64 = 0.72;         // of the instructions of a step of 6, which in float64 are not twice as many as in float32
+constexpr double kLargeOf16Bits = 1.35;  // as much longer as expected: factors beyond 12 of 16 bits with columns beyond them
 
 int state_of(const KronFibersLayout& layout) {
   return static_cast<int>(round_up(*std::max_element(layout.states.begin(), layout.states.end()), 4));
@@ -50,7 +50,7 @@ KronGroup plan_fibers(const KronProblem& problem, const KronDevice& device) {
       std::any_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) { return std::max(s.in, s.out) > 12; });
   group.nanoseconds = plan.nanoseconds;
   if (wide && problem.inner > 1 && size_of(problem.dtype) == 2)
-    group.nanoseconds += (kWideHalves - 1) * (plan.nanoseconds - kStart);
+    group.nanoseconds += (kLargeOf16Bits - 1) * (plan.nanoseconds - kStart);
   group.bytes = plan.bytes;
   group.operations = plan.operations;
   KronFibersParams& p =

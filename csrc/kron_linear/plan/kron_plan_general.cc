@@ -8,12 +8,9 @@ namespace cuops {
 namespace {
 
 // What the model assumes, measured on an H200 and scaled by multiprocessors elsewhere (docs/design/kron_linear.md).
-constexpr double kClock = 1.7;                   // GHz
 constexpr double kBandwidth = 30.0;              // bytes a nanosecond a multiprocessor, at most
-constexpr double kLaunch = 2500;                 // ns
 constexpr double kPrologue = 8000;               // ns, for weights and tables
 constexpr double kOverhead[] = {1.0, 1.6, 1.7};  // of what surrounds the products, by KronArithmetic
-constexpr double kMmaCycles = 1.9;               // of a multiprocessor, for one m16n8k16
 constexpr double kDoubleMmaCycles = 8.5;         // for one m16n8k8
 constexpr double kSharedBytesACycle = 110;       // of a multiprocessor
 constexpr double kSingle = 1.0;  // cycles of an element that moves by itself (of 16 bits: or of four together), not in a vector
@@ -112,7 +109,9 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   if (choice.columns) p.in[last] = p.out[last] = choice.columns;
   p.sliced_out = p.out[0];
   p.out[0] = static_cast<int>(ceil_div(p.out[0], choice.slices));
-  const int gap = kron_gap(problem.dtype);
+  // Rows in shared memory are an odd multiple of so many units of 16 bytes apart, which keeps what a warp reads in different banks:
+  // 8 rows of 16 bytes, or in float64 4 of 32.
+  const int gap = problem.dtype == kFloat64 ? 2 : 1;
   std::int64_t stride = units * ceil_div(std::max(p.in[last], p.out[last]), 8) + gap;
   for (int axis = last - 1; axis >= 0; --axis) {
     p.stride[axis] = static_cast<int>(stride);

@@ -1,6 +1,5 @@
 // The plan of the kernels of kron_linear_half.cu.
 #include <algorithm>
-#include <cmath>
 
 #include "kron_plan.h"
 
@@ -29,7 +28,7 @@ KronGroup plan_half(const KronProblem& problem, const KronDevice& device) {
       16 * units > device.shared_bytes)
     return group;
   const std::int64_t blocks = std::min<std::int64_t>(problem.rows, device.multiprocessors), samples = cube ? 1 : half_samples(size);
-  KronHalfParams& p = group.params.emplace<KronHalfParams>();
+  KronInRegistersParams& p = group.params.emplace<KronInRegistersParams>();
   p.rows = problem.rows;
   p.by_units = kron_divisor(sizes.back().in / 8);
   static Kernel kernels[][3] = {{{"kron_linear_half", "kron_half_32_f16"},

@@ -1,6 +1,5 @@
 // The plan of the kernels of kron_linear_slices.cu: of how many factors a slice has one row each.
 #include <algorithm>
-#include <cmath>
 
 #include "kron_plan.h"
 

@@ -7,22 +7,18 @@
 namespace cuops {
 namespace {
 
-constexpr double kClock = 1.7;           // GHz
-constexpr double kBytesACycle = 17.5;    // of device memory, for each multiprocessor
-constexpr double kMostBytesACycle = 40;  // where few multiprocessors work
-constexpr double kLaunch = 2500;         // ns
-constexpr double kStart = 9500;          // cycles
-constexpr double kSeveral = 3000;        // where there are several passes
-constexpr double kCopyStart = 1500;      // where results go to shared memory first
-constexpr double kWeight = 40;           // cycles of a thread, for an element of a factor's product
-constexpr double kProductsACycle = 90;   // of a multiprocessor
-constexpr double kSharedACycle = 22;     // elements moved in or out of shared memory
-constexpr double kStage = 700;           // cycles
+constexpr double kStart = 9500;         // cycles
+constexpr double kSeveral = 3000;       // where there are several passes
+constexpr double kCopyStart = 1500;     // where results go to shared memory first
+constexpr double kWeight = 40;          // cycles of a thread, for an element of a factor's product
+constexpr double kProductsACycle = 90;  // of a multiprocessor
+constexpr double kSharedACycle = 22;    // elements moved in or out of shared memory
+constexpr double kStage = 700;          // cycles
 constexpr double kFewWarps = 8;
-constexpr double kHidden = 0.4,
-                 kExposed = 0.8;  // of the shorter of memory and arithmetic, with and without another tile to turn to
-constexpr int kWarps = 12;        // that a multiprocessor has registers for
-constexpr int kColumns = 32;      // at least, of a tile
+// Of the shorter of memory and arithmetic, with and without another tile to turn to.
+constexpr double kHidden = 0.4, kExposed = 0.8;
+constexpr int kWarps = 12;    // that a multiprocessor has registers for
+constexpr int kColumns = 32;  // at least, of a tile
 
 KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const std::vector<KronAxis>& axes, int log_samples,
                    int columns) {
@@ -90,9 +86,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const s
 
 KronGroup plan_small(const KronProblem& problem, const KronDevice& device) {
   KronGroup best(problem);
-  const bool fits = std::all_of(problem.sizes.begin(), problem.sizes.end(), [](const KronSize& s) {
-    return s.in == s.out && (s.in == 2 || s.in == 4 || s.in == 8 || s.in == 16);
-  });
+  const bool fits = std::all_of(problem.sizes.begin(), problem.sizes.end(), is_small_power);
   if (device.tuned != 90 || problem.dtype != kFloat32 || !problem.linear || !fits || best.count > kKronFactors ||
       (problem.inner > 1 && problem.inner % kColumns != 0))
     return best;

@@ -1,6 +1,5 @@
 // The plan of the kernels of kron_linear_wide.cu and kron_linear_wide_f32.cu.
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "kron_linear/wgmma/kron_wide_f32.h"

@@ -148,7 +148,6 @@ bool lay_out(std::vector<KronAxis> axes, std::int64_t inner, int log_samples, in
   return p.chunk_parts > 0;
 }
 
-// The strides of rows, which plans do not know; chunks are told apart by their samples.
 void set_sample_strides(KronSmallParams* p) {
   for (int s = 0; s < p->stages; ++s) {
     KronSmallStage& stage = p->stage[s];

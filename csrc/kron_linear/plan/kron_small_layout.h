@@ -25,4 +25,7 @@ std::vector<std::vector<KronAxis>> small_axes(const std::vector<KronSize>& sizes
 bool lay_out(std::vector<KronAxis> axes, std::int64_t inner, int log_samples, int columns, KronSmallParams* params,
              KronTileSize* tile);
 
+// The strides of rows, which plans do not know; chunks are told apart by their samples.
+void set_sample_strides(KronSmallParams* p);
+
 }  // namespace cuops

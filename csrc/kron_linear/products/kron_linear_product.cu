@@ -1,8 +1,7 @@
 // Products of small matrices, each a factor along one axis or a gradient of that, without tensor cores: as many blocks as there are
 // tiles of the result, or more that share the sums, so that little else takes time than the way to memory and back.
+#include "device/cluster.cuh"
 #include "device/overlap.cuh"
-#include "device/reduce.cuh"
-#include "device/row_sums.cuh"
 #include "device/tuned.cuh"
 #include "kron_linear/kron_shared.cuh"
 #include "kron_product.h"

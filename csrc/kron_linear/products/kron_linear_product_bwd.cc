@@ -28,8 +28,8 @@ Plans plan_bwd(const KronProductProblem& problem, bool needs_dx, bool needs_dw, 
 
 // The predicted nanoseconds of both gradients for these sizes; 0 where there is no kernel.
 int64_t kron_linear_product_bwd_time(int64_t dtype, int64_t rows, int64_t inner, int64_t out, int64_t in, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
-  const KronProductProblem problem{static_cast<DType>(dtype), rows, inner, out, in};
+  if (std::min({rows, inner, out, in}) < 1) raise("ValueError", "rows, inner, out, in: expected at least 1 each");
+  const KronProductProblem problem{dtype_at(dtype), rows, inner, out, in};
   const double nanoseconds = plan_bwd(problem, true, true, static_cast<int>(device)).nanoseconds();
   return std::isinf(nanoseconds) ? 0 : static_cast<int64_t>(nanoseconds);
 }

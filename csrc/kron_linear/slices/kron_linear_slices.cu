@@ -12,7 +12,7 @@ namespace cuops {
 // kWidth: neighbours that move together.
 template <class T, int kWidth>
 __device__ void kron_slices(const KronSlicesParams& p) {
-  using Acc = Select<kSame<T, double>, double, float>;
+  using Acc = Accumulator<T>;
   constexpr int kAhead = sizeof(Acc) * kWidth == 32 ? kSlicesAhead / 2 : kSlicesAhead;
   const int thread = threadIdx.x, threads = blockDim.x;
   const int sample = divide(blockIdx.x, p.by_slices), slice = blockIdx.x - sample * p.slices, row = divide(slice, p.by_seconds);

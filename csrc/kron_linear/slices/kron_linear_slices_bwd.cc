@@ -154,13 +154,9 @@ std::shared_ptr<const SlicesPlan> cached_plan(DType dtype, std::int64_t rows, co
 // The predicted nanoseconds of kron_linear_slices_bwd for these sizes behind another launch; 0 where there is no kernel. `sizes`:
 // out and in of each factor.
 int64_t kron_linear_slices_bwd_time(int64_t dtype, int64_t rows, tvm::ffi::Array<int64_t> sizes, int64_t device) {
-  if (dtype < kFloat64 || dtype > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   const std::vector<KronSize> all = sizes_of(sizes);
-  for (const KronSize& size : all) {
-    if (std::min(size.out, size.in) < 1) raise("ValueError", "sizes: expected at least 1");
-  }
   if (rows < 1) raise("ValueError", "rows: expected at least 1");
-  const auto plan = cached_plan(static_cast<DType>(dtype), rows, all, static_cast<int>(device));
+  const auto plan = cached_plan(dtype_at(dtype), rows, all, static_cast<int>(device));
   return std::isinf(plan->least()) ? 0 : static_cast<int64_t>(plan->least());
 }
 

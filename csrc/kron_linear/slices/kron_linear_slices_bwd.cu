@@ -1,7 +1,7 @@
 // All gradients of few small samples in one short launch: a block has a row of a factor's gradient, or of one sample's dx. Each of
 // these is what the other factors make of a slice of dy, one after the other, and what they have in common is computed again.
+#include "device/cluster.cuh"
 #include "device/overlap.cuh"
-#include "device/row_sums.cuh"
 #include "device/tuned.cuh"
 #include "kron_slices.cuh"
 #include "kron_slices.h"

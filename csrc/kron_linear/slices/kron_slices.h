@@ -5,8 +5,9 @@
 
 namespace cuops {
 
-constexpr int kSlicesMostLog = 8, kSlicesSteps = 8,
-              kSlicesAhead = 8;  // of a block's threads; of loads that a thread has at once, half as many of 32 bytes
+constexpr int kSlicesMostLog = 8;  // of a block's threads
+constexpr int kSlicesSteps = 8;
+constexpr int kSlicesAhead = 8;  // loads that a thread has at once, half as many of 32 bytes
 
 // A factor along one axis of a slice, of `before` by `in` by `after` elements.
 struct KronSlicesStep {

@@ -17,7 +17,7 @@ CUOPS_ONLY_FOR(90a, CUDA 12.0)
 namespace cuops {
 
 // Whose products wait for all else that a thread does.
-constexpr bool kOldCompiler = __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ < 128;
+constexpr bool kProductsWait = __CUDACC_VER_MAJOR__ * 10 + __CUDACC_VER_MINOR__ < 128;
 
 // Copies of samples to slots in turn, kRows rows to each, as matrices of 128 bytes a row. One thread asks for them.
 template <class T, int kSize, int kRows, int kSlots>
@@ -49,7 +49,7 @@ class WideCopies {
 
 // What calls an instance is for: all of whole vectors, those of them without a bias, whose factors come in vectors, or samples
 // whose rows start anywhere.
-enum class WideCalls { kAll, kPlain, kOdd };
+enum class WideCalls { kAny, kPlain, kOdd };
 
 // Of factors of up to kUsed, which lie in shared memory as those of kSize do. Where kBlocks share a sample, each has some rows of
 // its results, and no other sample.
@@ -187,7 +187,7 @@ __device__ void kron_wide(const KronWideParams& p) {
   long long sample = block + 1LL * team * blocks;
   bool more = sample < p.rows;
   int used = slot.next;
-  if constexpr (kOldCompiler) {
+  if constexpr (kProductsWait) {
     bring_first();
     if (!more) return;
     begin_first(true);
@@ -230,7 +230,7 @@ __device__ void kron_wide(const KronWideParams& p) {
   }
 #define KRON_WIDE(size, used, name, T)                           \
   KRON_WIDE_ONE(size, used, 1, used##_##name##_plain, T, kPlain) \
-  KRON_WIDE_ONE(size, used, 1, used##_##name, T, kAll)
+  KRON_WIDE_ONE(size, used, 1, used##_##name, T, kAny)
 
 // Instances, as kron_plan_wide.cc asks for them. Of few samples, plain ones are no faster.
 KRON_WIDE(64, 64, tf32, float)
@@ -241,9 +241,9 @@ KRON_WIDE(128, 96, bf16, __nv_bfloat16)
 KRON_WIDE(128, 128, tf32, float)
 KRON_WIDE(128, 128, f16, __half)
 KRON_WIDE(128, 128, bf16, __nv_bfloat16)
-KRON_WIDE_ONE(128, 128, 2, halves_tf32, float, kAll)
-KRON_WIDE_ONE(128, 128, 2, halves_f16, __half, kAll)
-KRON_WIDE_ONE(128, 128, 2, halves_bf16, __nv_bfloat16, kAll)
+KRON_WIDE_ONE(128, 128, 2, halves_tf32, float, kAny)
+KRON_WIDE_ONE(128, 128, 2, halves_f16, __half, kAny)
+KRON_WIDE_ONE(128, 128, 2, halves_bf16, __nv_bfloat16, kAny)
 KRON_WIDE_ONE(64, 64, 1, 64_f16_odd, __half, kOdd)
 KRON_WIDE_ONE(64, 64, 1, 64_bf16_odd, __nv_bfloat16, kOdd)
 KRON_WIDE_ONE(128, 128, 1, 128_f16_odd, __half, kOdd)

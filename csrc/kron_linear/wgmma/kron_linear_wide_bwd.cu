@@ -70,7 +70,7 @@ struct WideSamples {
 
 // Products of a warpgroup, of tiles of which kUsed rows and columns are not zero.
 template <class T, int kSize, int kUsed>
-struct WideProducts {
+struct WideBwdProducts {
   static constexpr int kTiles = kUsed / 8, kSteps = kUsed / 16;
   using Results = float[kTiles][4];
 
@@ -138,7 +138,7 @@ __device__ void store_odd(T* to, int rows, int columns, int column, const float 
 
 template <class T, int kSize, int kUsed, bool kOdd>
 __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
-  using Products = WideProducts<T, kSize, kUsed>;
+  using Products = WideBwdProducts<T, kSize, kUsed>;
   constexpr int kSlots = kOdd ? wide_bwd_odd_slots(kSize) : wide_bwd_slots(kSize), kBytes = wide_bwd_tile(kSize);
   constexpr int kShare = kSize / 64;  // blocks that have the same samples
   using Layers = WideLayers<kSize, kSlots, 2, wide_bwd_odd_room(kSize)>;
@@ -147,7 +147,7 @@ __device__ void kron_wide_bwd(const KronWideSquaresParams& p) {
   const KronSquaresParams& s = p.squares;
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // which all lanes are known to have
   const int part = blockIdx.x % kShare, team = warp / 4;
-  char* const first = reinterpret_cast<char*>(squares_shared) + (-shared_address(squares_shared) & 1023);
+  char* const first = reinterpret_cast<char*>(kron_shared) + (-shared_address(kron_shared) & 1023);
   char *const second = first + kBytes, *const slots = second + kBytes;
   const unsigned tiles = __shfl_sync(~0u, shared_address(first), 0);  // which compilers would find again at each product
   const WideSamples<kSlots> samples{full, empty, blockIdx.x / kShare, gridDim.x / kShare, s.rows};

@@ -109,7 +109,7 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   // Tiles: the first factor, or the only one; the other one behind it, or behind a sample's.
   const bool both = kTogether || !(of_first || of_second),
              any_sums = kTogether ? s.wanted & (kFirstGradient | kSecondGradient) : !both;
-  char* const start = reinterpret_cast<char*>(squares_shared) + (-shared_address(squares_shared) & 1023);
+  char* const start = reinterpret_cast<char*>(kron_shared) + (-shared_address(kron_shared) & 1023);
   const unsigned tiles = __shfl_sync(~0u, shared_address(start), 0);  // which compilers would find again at each product
   constexpr int kOther = kTogether ? 1 : 2, kSamples = kTogether ? 2 : 1;
   const int count = any_sums ? 2 : 1;

@@ -3,7 +3,7 @@
 // them. And of one factor of up to 64 with columns beyond it, y = W1 x.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-#include "kron_linear/mma/kron_pairs.cuh"
+#include "kron_linear/kron_pairs.cuh"
 #include "kron_wide.h"
 #include "kron_wide_products.cuh"
 

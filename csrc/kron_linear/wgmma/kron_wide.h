@@ -45,7 +45,7 @@ struct KronWideParams {
   long long rows, bias_lead;
   KronFactor factors[2];
   int columns;   // beyond the only factor, or 0: a sample is all that has the same of them, 64 at a time
-  int box_rows;  // of x, that one copy takes; 0 where no tensor map brings them
+  int box_rows;  // of x, that one copy takes; 0 where no tensor map brings them: what the host makes the map by, as with the next
   bool as_tf32;
 };
 static_assert(sizeof(KronWideParams) == 384, "host and device must agree on the layout");

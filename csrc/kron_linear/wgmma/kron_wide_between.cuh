@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device/wgmma.cuh"
+#include "kron_linear/kron_pairs.cuh"
 #include "kron_linear/mma/kron_half.cuh"
-#include "kron_linear/mma/kron_pairs.cuh"
 
 namespace cuops {
 

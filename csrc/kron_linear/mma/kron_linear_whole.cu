@@ -2,7 +2,7 @@
 // one after the other, without a barrier between; an outer axis follows from shared memory.
 #include "device/overlap.cuh"
 #include "device/tuned.cuh"
-#include "kron_outer.cuh"
+#include "kron_whole_outer.cuh"
 
 CUOPS_ONLY_FOR(90)
 
@@ -11,7 +11,7 @@ namespace cuops {
 // The first product: c = weight (16 kTiles rows) times a slice in `state`. weight_low: from a row to its lower half, where it has
 // one.
 template <class Half, bool kPairs, int kColumns, int kTiles>
-__device__ __forceinline__ void multiply_rows(float (&c)[kTiles][kColumns / 8][4], const KronTunedStep& step, unsigned weight,
+__device__ __forceinline__ void multiply_rows(float (&c)[kTiles][kColumns / 8][4], const KronWholeStep& step, unsigned weight,
                                               unsigned weight_low, unsigned state, int units, int pitch) {
   const int tile = 16 * step.pitch * 16;
 #pragma unroll 1
@@ -45,12 +45,12 @@ __device__ __forceinline__ void multiply_rows(float (&c)[kTiles][kColumns / 8][4
 }
 
 template <bool kPairs, int kColumns, int kTiles>
-__device__ void kron_tuned(const KronTunedParams& p) {
+__device__ void kron_whole(const KronWholeParams& p) {
   constexpr int kSteps = kColumns / 16, kLeast = -105;  // exponents below are held as if they were this one
   // An odd pitch: neighbouring rows are in different banks.
   const int units = kPairs ? 2 : p.units, pitch = kColumns / 8 * units + 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const KronTunedStep &by_rows = p.step[1], &by_columns = p.step[2];
+  const KronWholeStep &by_rows = p.step[1], &by_columns = p.step[2];
   const bool has_outer = p.step[0].count > 0;
   const bool as_it_is = !kPairs && p.units == 1, bfloat = as_it_is && p.dtype == kBFloat16;  // 16 bits are operands as they come
   auto exponent_in = [&](int bits) { return as_it_is ? max(exponent_of(bits), kLeast) : exponent_of(bits); };
@@ -150,7 +150,7 @@ __device__ void kron_tuned(const KronTunedParams& p) {
         commit_copies();
       }
       if (!busy) continue;
-      const Output output(p, tile * p.samples + in_tile);
+      const WholeOutput output(p, tile * p.samples + in_tile);
       if (output.start < 0) continue;
 #pragma unroll 1
       for (int n = 0; n < out_columns; n += 32) {
@@ -211,26 +211,26 @@ __device__ void kron_tuned(const KronTunedParams& p) {
 
 }  // namespace cuops
 
-#define KRON_TUNED(name, threads)                                                                                                \
-  extern "C" __global__ void __launch_bounds__(threads, 1) kron_tuned_##name(const __grid_constant__ cuops::KronTunedParams p) { \
+#define KRON_WHOLE(name, threads)                                                                                                \
+  extern "C" __global__ void __launch_bounds__(threads, 1) kron_whole_##name(const __grid_constant__ cuops::KronWholeParams p) { \
     cuops::wait_in_turn();                                                                                                       \
     cuops::run_##name(p);                                                                                                        \
   }
 
-// Instances, as kron_plan_tuned.cc asks for them.
+// Instances, as kron_plan_whole.cc asks for them.
 namespace cuops {
-__device__ inline void run_pairs(const KronTunedParams& p) {
-  if (p.columns_log == 4) return kron_tuned<true, 16, 1>(p);
-  if (p.columns_log == 5) return kron_tuned<true, 32, 1>(p);
-  kron_tuned<true, 64, 1>(p);
+__device__ inline void run_pairs(const KronWholeParams& p) {
+  if (p.columns_log == 4) return kron_whole<true, 16, 1>(p);
+  if (p.columns_log == 5) return kron_whole<true, 32, 1>(p);
+  kron_whole<true, 64, 1>(p);
 }
-__device__ inline void run_pairs_128(const KronTunedParams& p) { kron_tuned<true, 128, 1>(p); }
-__device__ inline void run_single(const KronTunedParams& p) {
-  if (p.columns_log == 4) return kron_tuned<false, 16, 1>(p);
-  if (p.columns_log == 5) return kron_tuned<false, 32, 1>(p);
-  kron_tuned<false, 64, 2>(p);
+__device__ inline void run_pairs_128(const KronWholeParams& p) { kron_whole<true, 128, 1>(p); }
+__device__ inline void run_single(const KronWholeParams& p) {
+  if (p.columns_log == 4) return kron_whole<false, 16, 1>(p);
+  if (p.columns_log == 5) return kron_whole<false, 32, 1>(p);
+  kron_whole<false, 64, 2>(p);
 }
 }  // namespace cuops
-KRON_TUNED(pairs, 512)
-KRON_TUNED(pairs_128, 256)
-KRON_TUNED(single, 512)
+KRON_WHOLE(pairs, 512)
+KRON_WHOLE(pairs_128, 256)
+KRON_WHOLE(single, 512)

@@ -8,13 +8,13 @@ namespace cuops {
 // What x's gradient is found of: the factor's transpose as tensor cores have it, 16 of its rows by kColumns for an instruction, in
 // the order of a warp's registers, and stages of g that have its rows along the depth.
 template <class T, int kPiece>
-class BwdFactor {
+class BwdInput {
  public:
   static constexpr int kColumns = sizeof(T) == 2 ? 16 : 8, kUnits = sizeof(T) == 2 ? 1 : 2;  // units: of a lane
   using G = BwdOperand<T, false, true, kPiece>;
 
   // Of a block that has every `between`-th stage, from `stage` on. A warp has the same step of each.
-  __device__ BwdFactor(const KronFactorBwdParams& p, unsigned stage, unsigned between)
+  __device__ BwdInput(const KronFactorBwdParams& p, unsigned stage, unsigned between)
       : p_(p), parts_((p.g.size + kColumns - 1) / kColumns), vectors_(p.row_vectors) {
     const int tiles = (p.x.size + 15) / 16, warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
     for (int n = threadIdx.x; n < tiles * parts_ * 32; n += blockDim.x) {

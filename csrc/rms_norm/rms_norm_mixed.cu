@@ -13,5 +13,5 @@ CUOPS_ONLY_FOR(90)
   RMS_NORM_FWD(f32, float, five_##suffix, 128, 6, kOptions, 5, 5, false, false)  \
   RMS_NORM_FWD(f32, float, middle_##suffix, 384, 2, kOptions, 4, 4, false, true) \
   RMS_NORM_FWD(f32, float, wide_##suffix, 256, 2, kOptions, 8, 4, false, true)
-RMS_NORM_FWD_OF(beside_f16, kBesideF16)
-RMS_NORM_FWD_OF(beside_bf16, kBesideBF16)
+RMS_NORM_FWD_OF(mixed_f16, kMixedF16)
+RMS_NORM_FWD_OF(mixed_bf16, kMixedBF16)

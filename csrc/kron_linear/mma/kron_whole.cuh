@@ -1,9 +1,9 @@
-// What the kernels of kron_linear for certain sizes share: the factors and the tile in shared memory, as float16 scaled by powers
+// What kron_linear_whole.cu works with: the factors and the tile in shared memory, as float16 scaled by powers
 // of two: the sum of two numbers, or for TF32 one. A tile of 16 bits is taken as it is.
 #pragma once
 
 #include "kron_linear/kron_magnitudes.cuh"
-#include "kron_tuned.h"
+#include "kron_whole.h"
 
 namespace cuops {
 
@@ -50,13 +50,13 @@ struct Chunk {
 // The functions below are calls, so that all sizes share their code. They copy what they need of the parameters, which are far away
 // for them.
 
-__device__ inline int* magnitudes_of(const KronTunedParams& p) { return shared_at<int>(p.scales); }
+__device__ inline int* magnitudes_of(const KronWholeParams& p) { return shared_at<int>(p.scales); }
 
 // The factors as `copy_factors` left them.
-__device__ inline const KronFactor* factors_of(const KronTunedParams& p) { return shared_at<KronFactor>(p.factors_at); }
+__device__ inline const KronFactor* factors_of(const KronWholeParams& p) { return shared_at<KronFactor>(p.factors_at); }
 
 // Only the kernel itself has its parameters at hand.
-__device__ inline void copy_factors(const KronTunedParams& p) {
+__device__ inline void copy_factors(const KronWholeParams& p) {
   const int* const from = reinterpret_cast<const int*>(p.factors);
   for (int i = threadIdx.x; i < p.factor_count * static_cast<int>(sizeof(KronFactor) / 4); i += blockDim.x)
     shared_at<int>(p.factors_at)[i] = from[i];
@@ -65,8 +65,8 @@ __device__ inline void copy_factors(const KronTunedParams& p) {
 // The factors of a step, multiplied, zeros around them. kPermuted: of 16 rows, those that give a lane four neighbouring results are
 // where its two matrices have their rows. bfloat: as bfloat16, for a tile of it.
 template <bool kPairs>
-__device__ __noinline__ void prepare_weight(const KronTunedParams& p, int which, bool permuted, bool bfloat) {
-  const KronTunedStep s = p.step[which];
+__device__ __noinline__ void prepare_weight(const KronWholeParams& p, int which, bool permuted, bool bfloat) {
+  const KronWholeStep s = p.step[which];
   const DType dtype = p.dtype;
   const float top = power_of_two((bfloat ? kBFloatWeightTop : kWeightTop) - s.count);
   const int* const magnitudes = magnitudes_of(p) + s.first;
@@ -141,7 +141,7 @@ struct TileLayout {
   int pitch, gap, units, row_log;
   KronDivisor by_in_rows;
 
-  __device__ explicit TileLayout(const KronTunedParams& p)
+  __device__ explicit TileLayout(const KronWholeParams& p)
       : pitch(p.pitch), gap(p.slice_gap), units(p.units), row_log(p.columns_log - 3), by_in_rows(p.by_in_rows) {}
   __device__ int operator()(int chunk) const {
     const int row = chunk >> row_log;
@@ -150,7 +150,7 @@ struct TileLayout {
 };
 
 // Starts to copy a tile as it is.
-__device__ __noinline__ void load_tile(const KronTunedParams& p, const Rows& from_rows, int state, long long tile) {
+__device__ __noinline__ void load_tile(const KronWholeParams& p, const Rows& from_rows, int state, long long tile) {
   const Rows rows = from_rows;
   const TileLayout at(p);
   const int size = size_of(p.dtype), pieces = p.sample_pieces, count = p.samples * pieces, piece_log = size == 4;
@@ -172,7 +172,7 @@ __device__ __noinline__ void load_tile(const KronTunedParams& p, const Rows& fro
 }
 
 // The largest magnitude of each sample of a tile of 16 bits, whose halves are compared as integers.
-__device__ __noinline__ void find_tile_magnitudes(const KronTunedParams& p, int state, int* magnitudes) {
+__device__ __noinline__ void find_tile_magnitudes(const KronWholeParams& p, int state, int* magnitudes) {
   const TileLayout at(p);
   const int samples = p.samples, count = samples * p.sample_chunks;
   const KronDivisor by_chunks = p.by_sample_chunks;
@@ -197,7 +197,7 @@ __device__ __noinline__ void find_tile_magnitudes(const KronTunedParams& p, int 
 
 // A tile becomes float16 in place, scaled by powers of two so that the largest of each sample is near 2^14.
 template <bool kPairs>
-__device__ __noinline__ void convert_tile(const KronTunedParams& p, int state, int* magnitudes) {
+__device__ __noinline__ void convert_tile(const KronWholeParams& p, int state, int* magnitudes) {
   const TileLayout at(p);
   const int samples = p.samples, count = samples * p.sample_chunks;
   const KronDivisor by_chunks = p.by_sample_chunks;

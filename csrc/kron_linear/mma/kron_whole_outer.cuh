@@ -1,7 +1,7 @@
-// Where the results of kron_linear_tuned.cu go, and its product along the outer axis.
+// Where the results of kron_linear_whole.cu go, and its product along the outer axis.
 #pragma once
 
-#include "kron_tuned.cuh"
+#include "kron_whole.cuh"
 
 namespace cuops {
 
@@ -12,13 +12,13 @@ __device__ __noinline__ Pack<float, 4> add_bias(Pack<float, 4> v, DType dtype, c
 }
 
 // Where a sample of y is. Results are multiplied with two powers of two, whose product overflows only if these do.
-struct Output {
+struct WholeOutput {
   long long start, bias_start;
   void* data;
   const void* bias;
   DType dtype;
 
-  __device__ Output(const KronTunedParams& p, long long sample)
+  __device__ WholeOutput(const KronWholeParams& p, long long sample)
       : start(sample < p.rows ? offset_of(p.y, sample) : -1),
         bias_start(p.bias ? sample % p.bias_lead * p.sample_out : 0),
         data(p.y.data),
@@ -37,15 +37,15 @@ struct Output {
 
 // The outer axis: outputs = weight times state, 32 columns at a time.
 template <bool kPairs>
-__device__ __noinline__ void step_outer(const KronTunedParams& p, int state, long long sample, int exponent) {
-  const KronTunedStep s = p.step[0];
+__device__ __noinline__ void step_outer(const KronWholeParams& p, int state, long long sample, int exponent) {
+  const KronWholeStep s = p.step[0];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int slice_units = p.slice_units, slice_bytes = p.slice_pitch * 16, pitch = p.pitch, units = kPairs ? 2 : p.units;
   const KronDivisor by_row_units = p.by_row_units;
   const unsigned zero = shared_address(shared_at<char>(p.zero));
   const unsigned weight = shared_address(shared_at<char>(s.weight + lane % 16 * s.pitch + lane / 16));
   const unsigned weight_low = (s.weight_low - s.weight) * 16;
-  const Output output(p, sample);
+  const WholeOutput output(p, sample);
   for (int unit = warp * 2; unit < slice_units; unit += warps * 2) {
     unsigned at[2];
 #pragma unroll

@@ -1,4 +1,4 @@
-// The plan of the kernels of kron_linear_tuned.cu: which axes the factors make, and how large a tile is.
+// The plan of the kernels of kron_linear_whole.cu: which axes the factors make, and how large a tile is.
 #include <algorithm>
 #include <cmath>
 
@@ -7,19 +7,13 @@
 namespace cuops {
 namespace {
 
-constexpr double kClock = 1.7;           // GHz
-constexpr double kBytesACycle = 17.5;    // of device memory, for each multiprocessor
-constexpr double kMostBytesACycle = 40;  // where few multiprocessors work
-constexpr double kMmaCycles = 1.9;       // of a multiprocessor, for one m16n8k16
-constexpr double kLaunch = 2500;         // ns
-constexpr double kStart = 7500;          // cycles
-constexpr double kWeight = 0.2;          // cycles, for an element of a factor
-constexpr double kOverhead = 1.45;       // of what surrounds the products
-constexpr double kOldCompiler = 1.35;    // times the arithmetic, in code of CUDA 11
-constexpr double kElement = 0.12;        // cycles, for an element of a tile; as much again for an outer axis
-constexpr double kTile = 3000;           // cycles, that blocks of a multiprocessor share in part but for pairs
-constexpr double kHidden = 0.3,
-                 kExposed = 0.8;  // of the shorter of memory and arithmetic, with and without another tile to turn to
+constexpr double kStart = 7500;     // cycles
+constexpr double kWeight = 0.2;     // cycles, for an element of a factor
+constexpr double kOverhead = 1.45;  // of what surrounds the products
+constexpr double kElement = 0.12;   // cycles, for an element of a tile; as much again for an outer axis
+constexpr double kTile = 3000;      // cycles, that blocks of a multiprocessor share in part but for pairs
+// Of the shorter of memory and arithmetic, with and without another tile to turn to.
+constexpr double kHidden = 0.3, kExposed = 0.8;
 
 struct Choice {
   int count[3];  // factors of the outer axis, the rows, and the columns
@@ -31,7 +25,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   const bool pairs = problem.dtype == kFloat32 && !problem.tf32, has_outer = choice.count[0] > 0;
   const bool bfloat = problem.dtype == kBFloat16;
   const std::int64_t element = size_of(problem.dtype);
-  KronTunedParams& p = group.params.emplace<KronTunedParams>();
+  KronWholeParams& p = group.params.emplace<KronWholeParams>();
   std::int64_t at = 0, in = 1, out = 1;
   auto reserve = [&](std::int64_t units) {
     at += units;
@@ -43,9 +37,9 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   double weight_elements = 0;
   std::int64_t last_in = 1;
   for (int j = choice.count[0] + choice.count[1]; j < group.count; ++j) last_in *= problem.sizes[j].in;
-  const int row_tiles = !pairs && last_in >= 64 ? 2 : 1;  // of 16 rows, that a warp multiplies; as kron_linear_tuned.cu has them
+  const int row_tiles = !pairs && last_in >= 64 ? 2 : 1;  // of 16 rows, that a warp multiplies; as kron_linear_whole.cu has them
   for (int i = 0, first = 0; i < 3; ++i) {
-    KronTunedStep& s = p.step[i];
+    KronWholeStep& s = p.step[i];
     s.first = first;
     s.count = choice.count[i];
     std::int64_t step_out = 1, step_in = 1;
@@ -68,7 +62,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
     s.weight_low = pairs || (bfloat && i == 1 && s.count > 1) ? reserve(s.rows * s.pitch) : s.weight;
     weight_elements += static_cast<double>(s.rows) * s.columns * (s.count == 1 ? 3 : 2 + 5 * s.count);
   }
-  const KronTunedStep &outer = p.step[0], &rows = p.step[1], &columns = p.step[2];
+  const KronWholeStep &outer = p.step[0], &rows = p.step[1], &columns = p.step[2];
   p.columns_log = log_from(columns.in);
   if (columns.in < 16 || columns.in != 1 << p.columns_log || columns.out % 16 != 0 || rows.in % 16 != 0) return group;
   p.groups = rows.rows / (16 * row_tiles);
@@ -102,12 +96,12 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
   p.shift = (bfloat ? kBFloatWeightTop : kWeightTop) + log_from(rows.in);
   p.outer_shift = kWeightTop + log_from(columns.in);
   p.last_shift = kWeightTop + log_from(rows.in) + (has_outer ? p.outer_shift : 0) - 14;
-  for (const KronTunedStep& s : p.step) p.last_shift += s.count > 0 ? s.count - kWeightTop : 0;
+  for (const KronWholeStep& s : p.step) p.last_shift += s.count > 0 ? s.count - kWeightTop : 0;
   p.dtype = problem.dtype;
 
-  static Kernel kernels[] = {{"kron_linear_tuned", "kron_tuned_single"},
-                             {"kron_linear_tuned", "kron_tuned_pairs"},
-                             {"kron_linear_tuned", "kron_tuned_pairs_128"}};
+  static Kernel kernels[] = {{"kron_linear_whole", "kron_whole_single"},
+                             {"kron_linear_whole", "kron_whole_pairs"},
+                             {"kron_linear_whole", "kron_whole_pairs_128"}};
   const int which = !pairs ? 0 : columns.in == 128 ? 2 : 1, most_warps = which == 2 ? 8 : 16;
   group.kernel = &kernels[which];
   group.samples = p.samples;
@@ -143,7 +137,7 @@ KronGroup evaluate(const KronProblem& problem, const KronDevice& device, const C
 
 }  // namespace
 
-KronGroup plan_tuned(const KronProblem& problem, const KronDevice& device) {
+KronGroup plan_whole(const KronProblem& problem, const KronDevice& device) {
   KronGroup best(problem);
   if (device.tuned != 90 || problem.dtype == kFloat64 || problem.inner != 1 || best.count > kKronFactors || best.count < 2)
     return best;
