@@ -242,6 +242,8 @@ def test_arrays_of_other_libraries_come_back_as_their_own():
     h, rstd = cuops.rms_norm(theirs[:, ::2], residual=theirs[:, ::2], return_rstd=True)[1:]
     assert cupy.array_equal(h, 2 * theirs[:, ::2])
     assert rstd.shape == (5,)
+    rstd = cuops.rms_norm(theirs[:, :0], eps=0.25, return_rstd=True)[-1]
+    assert cupy.array_equal(rstd, cupy.full(5, 2.0, "float32"))
 
 
 @gpu
@@ -261,3 +263,10 @@ def test_float64_stays_float64_inside():
     assert rstd.dtype == np.float64
     np.testing.assert_allclose(rstd, 1 / np.sqrt((x**2).mean(-1) + 1e-6), rtol=1e-14)
     assert (cuops.rms_norm(np.zeros((3, 4)), bias=np.full(4, 1 / 3)) == 1 / 3).all()
+
+
+def test_results_are_contiguous_whatever_x_is(device):
+    x = make((4, 3, 8), device=device).transpose(0, 1)
+    for results in (cuops.rms_norm(x, residual=x), cuops.rms_norm(x.detach().requires_grad_(), residual=x)):
+        assert [result.stride() for result in results] == [(32, 8, 1)] * 2
+    assert cuops.rms_norm(x).stride() == (32, 8, 1)

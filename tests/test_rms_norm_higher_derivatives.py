@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samples import make
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,12 @@ def test_forward_mode_is_right_for_rows_of_any_magnitude(size, device):
 def test_forward_mode_of_no_elements(device):
     jacobian = torch.func.jacfwd(lambda x: cuops.rms_norm(x).sum())(torch.randn(0, device=device))
     assert jacobian.shape == (0,)
+
+
+def test_a_graph_has_the_gradient_of_a_forward_that_it_has_not_seen(device):
+    x = make((3, 8), device=device).requires_grad_()
+    y = cuops.rms_norm(x)
+    traced = make_fx(lambda dy: torch.autograd.grad(y, x, dy, retain_graph=True)[0])(torch.ones_like(y))
+    assert "rms_norm_bwd" in traced.code
+    dy = make((3, 8), device=device, seed=1)
+    torch.testing.assert_close(traced(dy), torch.autograd.grad(y, x, dy)[0])

@@ -33,7 +33,7 @@ def test_bad_out_is_refused_by_name(device):
     assert_refused([("out", TypeError, lambda out=out: cuops.rms_norm(tensor, out=out)) for out in (tensor, x)], tensor)
 
 
-@pytest.mark.parametrize("sizes", [(8,), 8, torch.Size([8])], ids=str)
+@pytest.mark.parametrize("sizes", [(8,), [8], 8, torch.Size([8])], ids=str)
 def test_sizes_where_pytorch_has_them_are_told_their_name(sizes, device):
     x = torch.ones(2, 8, device=device)
     with pytest.raises(TypeError, match=r"^weight: expected an array, got sizes; for these: normalized_shape="):

@@ -310,3 +310,17 @@ def test_second_derivatives_of_truncated_samples_are_refused():
     (gradient,) = torch.autograd.grad(x.square().sum(), mu, create_graph=True)
     with pytest.raises(NotImplementedError, match="second derivatives"):
         torch.autograd.grad(gradient.sum(), mu)
+
+
+@pytest.mark.parametrize("options", [{"seed": "x"}, {"generator": "x"}, {"generator": 5}], ids=str)
+def test_a_draw_of_nothing_refuses_what_others_refuse(options, array):
+    (name,) = options
+    for count in (0, 3):
+        with pytest.raises(TypeError, match=f"^{name}: expected"):
+            cuops.sample_normal(array([0.0, 1.0]), 1.0, count, **options)
+
+
+def test_pythons_float_is_the_dtype_of_its_numbers(array):
+    mu = array([0.0, 1.0], "float32")
+    for result in (cuops.sample_normal(mu, 1.0, 2, seed=1, dtype=float), cuops.rms_norm(mu, out_dtype=float)):
+        assert str(result.dtype).removeprefix("torch.") == "float64"

@@ -270,11 +270,18 @@ def test_numpy_arrays_on_the_gpu_are_bitwise_its_tensors(shape, n, dtype):
 def test_arrays_of_other_libraries_come_back_as_their_own(library):
     xp = pytest.importorskip("cupy") if library == "cupy" else pytest.importorskip("jax.numpy")
     mu, sigma = (a.numpy() for a in parameters((3, 8)))
-    for options in ({}, {"low": -1.0, "high": 1.5}):
+    for options in ({}, {"low": -1.0, "high": 1.5}, {"low": 0.1, "high": 0.3, "dtype": torch.float16}):
         x = cuops.sample_normal(xp.asarray(mu), xp.asarray(sigma), 11, seed=3, **options)
         assert isinstance(x, type(xp.asarray(mu)))
         expected = cuops.sample_normal(torch.tensor(mu).cuda(), torch.tensor(sigma).cuda(), 11, seed=3, **options)
         assert np.array_equal(np.asarray(x.get() if library == "cupy" else x), expected.cpu().numpy())
+    wide = {"low": np.full((3, 8), 0.1), "high": np.full((3, 8), 0.3)}  # float64, which float32 is rounded from
+    x = cuops.sample_normal(xp.asarray(mu), 1.0, 11, seed=3, **{k: xp.asarray(v) for k, v in wide.items()})
+    wide = {k: torch.tensor(np.asarray(v, str(xp.asarray(v).dtype))).cuda() for k, v in wide.items()}  # JAX has float32
+    expected = cuops.sample_normal(torch.tensor(mu).cuda(), 1.0, 11, seed=3, **wide)
+    assert np.array_equal(np.asarray(x.get() if library == "cupy" else x), expected.cpu().numpy())
+    with pytest.raises(ValueError, match="^low: expected less than high everywhere in the samples' dtype, float16"):
+        cuops.sample_normal(xp.asarray(mu), 1.0, 11, low=1.0, high=1.0001, dtype="float16")
 
 
 @gpu
@@ -313,3 +320,13 @@ def test_samples_lie_where_pytorch_would_have_them(sample_dim, monkeypatch):
     y = cuops.sample_normal(mu, 1.0, 70, sample_dim=sample_dim, seed=1)
     assert (x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride())
     assert torch.equal(x, y)
+
+
+def test_a_graph_has_samples_that_are_written_into_an_array(device):
+    mu, out = torch.zeros(3, device=device), torch.empty(4, 3, device=device)
+
+    def draw(mu, out):
+        return cuops.sample_normal(mu, 1.0, 4, seed=3, out=out)
+
+    traced = make_fx(draw)(mu, out)
+    assert torch.equal(traced(mu + 5, torch.empty_like(out)), cuops.sample_normal(mu + 5, 1.0, 4, seed=3))

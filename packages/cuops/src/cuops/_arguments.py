@@ -29,10 +29,12 @@ def is_ndarray(value: Any) -> bool:
 
 
 def dtype_name(dtype: Any) -> str:
-    """float32 for torch.float32, numpy.float32 and the like."""
+    """float32 for torch.float32, numpy.float32 and the like; float64 for Python's float, as both have it."""
     if torch is not None and isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")  # a dict with dtypes as keys stops nested_compile_region
         return name if name in DTYPES else str(dtype)
+    if dtype is float:
+        return "float64"
     return dtype.__name__ if isinstance(dtype, type) else str(dtype)
 
 

@@ -62,6 +62,12 @@ def empty(shape: Sequence[int], dtype: str, like: Any) -> Any:
     return _backend.library().empty(list(shape), dtype, like.__dlpack_device__()[1])
 
 
+def full(shape: Sequence[int], value: float, dtype: str, like: Any) -> Any:
+    """An array of one value in the library of `like`."""
+    with on_device_of(like):
+        return namespace(like).full(tuple(shape), value, dtype)
+
+
 def namespace(like: Any) -> Any:
     """The functions of the library that `like` is of: cupy, jax.numpy."""
     module = type(like).__module__.partition(".")[0]

@@ -228,7 +228,7 @@ def _check(
         _arguments.array("residual", residual, x)
         if residual.shape != x.shape:
             raise ValueError(f"residual: expected x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
-    if isinstance(weight, (tuple, int)):  # which torch.nn.functional.rms_norm has in its place
+    if isinstance(weight, (tuple, list, int)):  # which torch.nn.functional.rms_norm has in its place
         raise TypeError(f"weight: expected an array, got sizes; for these: normalized_shape={weight!r}")
     shape = None if normalized_shape is None else _arguments.sizes("normalized_shape", normalized_shape)
     if shape is not None:
@@ -299,5 +299,9 @@ def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype, with_r
     y = _dlpack.empty(x.shape, _arguments.dtype_name(out_dtype or dtype), x)
     h = None if residual is None else _dlpack.empty(x.shape, h_dtype, x)
     rstd = _dlpack.empty(x.shape[:-1], _arguments.accumulator(h_dtype), x) if with_rstd else None
-    _backend.library().rms_norm_fwd(y, h, rstd, *views, eps, weight_offset)
-    return tuple(None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))
+    no_elements = with_rstd and x.shape[-1] == 0  # of a row, of whose mean of squares the library knows nothing
+    _backend.library().rms_norm_fwd(y, h, None if no_elements else rstd, *views, eps, weight_offset)
+    y, h, rstd = (None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))
+    if no_elements:
+        rstd = _dlpack.full(x.shape[:-1], eps**-0.5 if eps > 0 else 0.0, _arguments.accumulator(h_dtype), x)
+    return y, h, rstd

@@ -21,7 +21,9 @@ _tracing_state, _unsafe_view = torch._C._get_tracing_state, torch.ops.aten._unsa
 # Written out, without loops or helpers: each call runs this, which for small arrays is a good part of it.
 def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
     """Whether PyTorch's dispatcher may be left out: plain CUDA tensors that go together, nothing watches the call."""
-    if type(x) not in PLAIN or _is_compiling() or not x.is_cuda or x.dim() == 0 or _tracing_state() is not None:
+    if type(x) not in PLAIN or _is_compiling() or not x.is_cuda or x.is_nested or x.dim() == 0:
+        return False
+    if _tracing_state() is not None:
         return False
     dtype, device, rows, columns = x.dtype, x.device, 1, 1
     for w in factors:
@@ -40,6 +42,8 @@ def is_direct(x: Any, factors: Sequence[Any], bias: Any) -> bool:
             bias is None
             or (
                 type(bias) in PLAIN
+                and not bias.is_nested
+                and bias.layout is torch.strided
                 and bias.dtype is dtype
                 and bias.device == device
                 and bias.shape == (rows,)
@@ -82,7 +86,7 @@ class _Direct(torch.autograd.Function):
         arguments = dy.resolve_neg(), x, factors, needs_x, needs_factors, needs_bias
         if takes_formula(dy):
             dx, dfactors, dbias = _bwd_plain(*arguments)
-        elif torch.is_grad_enabled() or _is_compiling():
+        elif torch.is_grad_enabled() or _is_compiling() or _modes() > 0:
             dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(*arguments)
         else:
             dx, dfactors, dbias = _bwd_cuda(*arguments, kept)

@@ -16,6 +16,7 @@ from .operators import _bwd_plain, bwd_cuda_rounded, summands
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
 _empty_like, _tracing_state, _promote_types = torch.empty_like, torch._C._get_tracing_state, torch.promote_types
+_contiguous = torch.contiguous_format
 
 
 @functools.cache
@@ -50,7 +51,7 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
         or (bias is not None and bias.requires_grad)
     ):
         return _apply_direct(x, residual, weight, bias, eps, weight_offset)
-    y = _empty_like(x)
+    y = _empty_like(x) if x.is_contiguous() else _empty_like(x, memory_format=_contiguous)
     if residual is None:
         _library_fwd()(y, None, None, x, None, weight, bias, eps, weight_offset)
         return y
@@ -60,9 +61,7 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
 
 
 def _empty_sum(x: Tensor, residual: Tensor) -> Tensor:
-    return (
-        _empty_like(x) if x.dtype == residual.dtype else _empty_like(x, dtype=_promote_types(x.dtype, residual.dtype))
-    )
+    return _empty_like(x, dtype=_promote_types(x.dtype, residual.dtype), memory_format=_contiguous)
 
 
 def direct_in_place(x: Tensor, weight: Any, bias: Any, eps: float, weight_offset: float) -> bool:
@@ -82,7 +81,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-untyped-def]
-        y = _empty_like(x)
+        y = _empty_like(x) if x.is_contiguous() else _empty_like(x, memory_format=_contiguous)
         ctx.constants = None if bias is None else bias.dtype, eps, weight_offset
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         if residual is None:
@@ -105,7 +104,7 @@ class _Direct(torch.autograd.Function):
             return *summands(dh, ctx.dtypes, ctx.needs_input_grad), None, None, None, None
         dy, dh = dy.resolve_neg(), None if dh is None else dh.resolve_neg()
         bias_dtype, eps, weight_offset = ctx.constants
-        watched = torch.is_grad_enabled() or _is_compiling()
+        watched = torch.is_grad_enabled() or _is_compiling() or _modes() > 0
         arguments = dy, dh, h, weight, bias_dtype if wants_bias else None, wants_weight, eps, weight_offset
         rounded = None
         if takes_formula(dy, dh):

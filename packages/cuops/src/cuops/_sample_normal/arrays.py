@@ -57,16 +57,20 @@ def sample_dlpack(given, shape, sizes, draw, dtype, generator, seed, out):  # ty
     xp, name = _dlpack.namespace(mu), _arguments.dtype_name(dtype)
     wide = _arguments.accumulator(name)
 
-    def view(value: Any, as_dtype: Any) -> Any:
+    def view(value: Any, as_dtype: str) -> Any:
         spread = hasattr(value, "shape") and value.size > 1
         with _dlpack.on_device_of(mu):
-            array = xp.broadcast_to(value, shape) if spread else xp.full(1, value, as_dtype)
+            array = xp.broadcast_to(xp.asarray(value), shape) if spread else xp.full(1, value, as_dtype)
             return _dlpack.view(array.astype(as_dtype).copy())
 
-    views = [view(a, dtype if getattr(a, "dtype", wide) == dtype else wide) for a in (mu, sigma)]
-    bounds = [None, None]
+    views = [view(a, name if str(getattr(a, "dtype", wide)) == name else wide) for a in (mu, sigma)]
+    bounds: list[Any] = [None, None]
     if low is not None or high is not None:
-        bounds = [view(-math.inf if low is None else low, dtype), view(math.inf if high is None else high, dtype)]
+        low = _inwards(-math.inf if low is None else low, name, True)
+        high = _inwards(math.inf if high is None else high, name, False)
+        if all(isinstance(given[bound], (float, type(None))) for bound in ("low", "high")) and not low < high:
+            raise _checks.why_unordered(given, name)
+        bounds = [view(low, name), view(high, name)]
     draw = _seeded(draw, generator, seed, 0 in sizes)
     x = _dlpack.empty(sizes, name, mu)
     layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
@@ -74,24 +78,43 @@ def sample_dlpack(given, shape, sizes, draw, dtype, generator, seed, out):  # ty
     return _dlpack.give_back(x, mu)
 
 
+def _inwards(bound: Any, name: str, up: bool) -> Any:
+    """A bound in the samples' dtype, rounded to where it still holds; by NumPy, as some libraries round none."""
+    import numpy as np
+
+    if str(getattr(bound, "dtype", None)) == name:
+        return bound
+    exact = np.asarray(bound.get() if hasattr(bound, "get") else bound)  # CuPy's leave the GPU when they are told to
+    rounded = rounded_inwards(exact, _arguments.numpy_dtype("dtype", name), up)
+    return rounded if rounded.size > 1 else float(rounded.reshape(()))
+
+
 def _seeded(draw: Draw, generator: Any, seed: Any, is_empty: bool) -> Draw:
     """The draw with its seed, once nothing else can be wrong: a call that fails advances no generator."""
-    if seed is None and not is_empty:
-        seed = _fresh_seed(generator)
-    return draw._replace(seed=0 if seed is None else _checks.seed(seed))
+    if seed is None:
+        _expect_generator(generator)
+        seed = 0 if is_empty else _fresh_seed(generator)
+    return draw._replace(seed=_checks.seed(seed))
+
+
+def _expect_generator(generator: Any) -> None:
+    """It is one that arrays which are no tensors have seeds of."""
+    import numpy as np
+
+    if torch is not None and isinstance(generator, torch.Generator):
+        if generator.device.type != "cpu":
+            raise ValueError(f"generator: expected one of the CPU, got one of {generator.device}")
+    elif generator is not None and not isinstance(generator, np.random.Generator):
+        got = type(generator).__qualname__
+        raise TypeError(f"generator: expected a torch.Generator or a numpy.random.Generator, got {got}")
 
 
 def _fresh_seed(generator: Any) -> int:
     """A seed for arrays that are no tensors."""
-    if torch is not None and isinstance(generator, torch.Generator):
-        if generator.device.type != "cpu":
-            raise ValueError(f"generator: expected one of the CPU, got one of {generator.device}")
-        return int(random_state.fresh_seed(generator, "cpu"))
     import numpy as np
 
     if generator is None:
         return int(np.random.randint(-(1 << 63), (1 << 63) - 1, dtype=np.int64))
-    if not isinstance(generator, np.random.Generator):
-        got = type(generator).__qualname__
-        raise TypeError(f"generator: expected a torch.Generator or a numpy.random.Generator, got {got}")
-    return int(generator.integers(-(1 << 63), (1 << 63) - 1, dtype=np.int64))
+    if isinstance(generator, np.random.Generator):
+        return int(generator.integers(-(1 << 63), (1 << 63) - 1, dtype=np.int64))
+    return int(random_state.fresh_seed(generator, "cpu"))

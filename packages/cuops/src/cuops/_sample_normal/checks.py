@@ -37,7 +37,7 @@ def values(given: dict[str, Any], sigma: Any, low: Any, high: Any) -> None:
     if low is None:
         return
     if not bool((low < high).all()):
-        raise _why_unordered(given, low.dtype)
+        raise why_unordered(given, low.dtype)
     if bool(((sigma == math.inf) & ((low == -math.inf) | (high == math.inf))).any()):
         raise ValueError("sigma: expected finite numbers where not both bounds are finite, got an infinite one")
 
@@ -47,7 +47,8 @@ def _or_infinite(given: dict[str, Any]) -> tuple[Any, Any]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _why_unordered(given: dict[str, Any], dtype: Any) -> ValueError:
+def why_unordered(given: dict[str, Any], dtype: Any) -> ValueError:
+    """What to raise of bounds between which there is no number of that dtype."""
     low, high = (a if isinstance(a, float) else _wide(a) for a in _or_infinite(given))
     for name, bound in (("low", low), ("high", high)):
         if not isinstance(bound, float) and bool((bound != bound).any()):

@@ -15,7 +15,7 @@ from . import checks
 from .bounds import rounded_inwards
 from .noise import Draw, sizes_of
 from .quantile import Once
-from .random_state import random_state
+from .random_state import expect_random_state, random_state
 
 library = torch.library.Library("cuops", "FRAGMENT")
 DRAW = (
@@ -160,10 +160,11 @@ torch.library.register_autograd("cuops::sample_normal_bwd", _second, setup_conte
 
 _is_compiling, _is_fake = torch.compiler.is_compiling, torch._subclasses.fake_tensor.is_fake
 _mode, _Key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+_modes, _tracing_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 
 
 def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, validate):  # type: ignore[no-untyped-def]
-    """The operator, and where transforms are at work its formula; all arguments but values are checked before."""
+    """The operator, and where transforms are at work its formula; what `given` and `draw` have is checked before."""
     mu, sigma, low, high = given.values()
     traced = _is_traced(mu, sigma if isinstance(sigma, Tensor) else mu)
     if not isinstance(sigma, Tensor):
@@ -181,13 +182,14 @@ def forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, valida
         asked = mu, sigma, low, high, out
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in asked):
             raise ValueError("out: expected no argument that requires a gradient")
-    is_empty = _is_empty(sizes, traced)
-    if is_empty and out is not None:
-        return out
+    if is_empty := _is_empty(sizes, traced):
+        expect_random_state(mu.device, generator, seed)
+        if out is not None:
+            return out
     parameters: Any = [None if a is None else a.expand(shape) for a in (mu, sigma, low, high)]
     layout = draw.num_samples, draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic
     state, seed, stream = (None, 0, 0) if is_empty else random_state(mu.device, generator, seed, traced)
-    is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not (_is_compiling() or out.is_neg())
+    is_in_place = out is not None and out.is_cuda and out.is_contiguous() and not (_is_watched() or out.is_neg())
     if is_in_place and not is_transformed() and _arguments.are_apart(out, *parameters):
         draw_into(out, *parameters, state, 0, seed, stream, *layout[1:])
         torch.autograd.graph.increment_version(out)
@@ -208,6 +210,11 @@ def _is_empty(sizes: tuple[int, ...], traced: bool) -> bool:
         if hasattr(symbolic_shapes, "guard_or_false"):  # from PyTorch 2.8 on
             return any(symbolic_shapes.guard_or_false(size == 0) for size in sizes)
     return 0 in sizes
+
+
+def _is_watched() -> bool:
+    """Whether something records what PyTorch's dispatcher sees, from which no call may hide."""
+    return _is_compiling() or _modes() > 0 or _tracing_state() is not None
 
 
 def _is_traced(*tensors: Tensor) -> bool:

@@ -36,8 +36,8 @@ def _cuda_generator(generator: Any, device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index] if generator is None else generator
 
 
-def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) -> tuple[Tensor | None, int, int]:
-    """(state, seed, stream) as operators take them; a generator is advanced, unless the call is `traced`."""
+def expect_random_state(device: torch.device, generator: Any, seed: Any) -> None:
+    """The seed or the generator may serve draws on the device."""
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64:
             raise TypeError(f"seed: expected an int64 tensor, got {seed.dtype}")
@@ -45,15 +45,23 @@ def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) 
             raise ValueError(f"seed: expected one or two elements, got {seed.numel()}")
         if seed.device != device:
             raise ValueError(f"seed: expected a tensor on mu's device, {device}, got one on {seed.device}")
-        return seed, 0, 0
-    if seed is not None:
-        return None, checks.seed(seed), 0
-    if generator is not None:
+    elif seed is not None:
+        checks.seed(seed)
+    elif generator is not None:
         if not isinstance(generator, torch.Generator):
             got = f"{type(generator).__module__}.{type(generator).__qualname__}"
             raise TypeError(f"generator: expected a torch.Generator, got {got}")
         if not is_for(generator, device):
             raise ValueError(f"generator: expected one of mu's device, {device}, got one of {generator.device}")
+
+
+def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) -> tuple[Tensor | None, int, int]:
+    """(state, seed, stream) as operators take them; a generator is advanced, unless the call is `traced`."""
+    expect_random_state(device, generator, seed)
+    if isinstance(seed, Tensor):
+        return seed, 0, 0
+    if seed is not None:
+        return None, checks.seed(seed), 0
     recorded = traced or torch._C._get_tracing_state() is not None
     if device.type == "cuda" and not recorded and not is_capturing():
         with advancing:
