@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 
 import cuops.cem as cem
 import numpy as np
@@ -127,3 +128,14 @@ def test_elites_that_are_missing_are_marked(array):
     method.ask()
     method.tell(array([math.nan, 1.0, math.inf, math.nan]))
     assert method.elites.tolist() == [1, -1, -1]
+
+
+def test_a_ceiling_beyond_all_floats_holds_nothing_back(array):
+    search = partial(cem.minimize, lambda x: (x**2).sum(-1), array([1.0]), 2.0, steps=3, seed=1)
+    assert float(search(sigma_ceiling=10**400).x[0]) == float(search().x[0])
+
+
+@pytest.mark.parametrize("given", [np.float16, "float16", np.dtype("float16")])
+def test_the_dtype_of_samples_is_one_of_their_library(given):
+    method = cem.CrossEntropyMethod(np.zeros(3, np.float32), 1.0, 5, dtype=given)
+    assert (method.dtype, type(method.dtype)) == (np.dtype("float16"), type(np.dtype("float16")))

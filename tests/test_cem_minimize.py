@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from cuops.cem import CrossEntropyMethod, EarlyStopping, maximize, minimize
+from cuops.cem import CrossEntropyMethod, EarlyStopping, History, maximize, minimize
 
 
 def flat(x):
@@ -193,3 +193,14 @@ def test_both_find_the_middle(search):
 def test_one_score_for_all_samples_is_refused_with_what_mends_it(score, array):
     with pytest.raises(ValueError, match=r"^function: expected a score for each of the samples.* vectorized=False$"):
         minimize(score, array([0.0, 1.0]), 1.0, 20, steps=1)
+
+
+@pytest.mark.parametrize("name", ["sigma", "tolerance"])
+def test_what_nothing_can_fall_below_is_refused_as_a_reason_to_stop(name):
+    with pytest.raises(ValueError, match=f"^{name}: expected a finite number of at least 0, got -1"):
+        EarlyStopping(**{"target": 0.0, name: -1.0})
+
+
+def test_nothing_stops_before_the_first_step():
+    method = CrossEntropyMethod(np.zeros(3), 1.0, 5)
+    assert not EarlyStopping(sigma=5.0, target=0.0, patience=1, every=1)(method, History(method))

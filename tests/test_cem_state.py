@@ -35,6 +35,15 @@ def test_a_saved_state_goes_on_bit_for_bit(array, options, pending):
     assert bits(method) != bits(other)
 
 
+def test_there_is_no_population_before_the_first_ask(array):
+    method, saved = (CrossEntropyMethod(array([[1.0, 2.0, 3.0]] * 2), 1.0, 40, seed=1) for _ in range(2))
+    assert tuple(method.population.shape) == (2, 0, 3)
+    told(method, sphere, 2)
+    assert tuple(method.population.shape) == (2, 40, 3)
+    method.load_state_dict(saved.state_dict())
+    assert tuple(method.population.shape) == (2, 0, 3)
+
+
 def test_a_saved_state_keeps_the_sign_of_zero(array):
     method, other = (CrossEntropyMethod(array([start]), 0.0, 4, seed=1) for start in (-0.0, 1.0))
     method.ask()

@@ -40,7 +40,7 @@ def load(method: Any, saved: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             array[...] = values[name]
         method._steps = steps
-        method._asked = 0 if rows is None else rows.shape[1]
+        method._asked, method._evaluated = 0 if rows is None else rows.shape[1], 0
         if rows is not None:
             method._views(method._asked)[0][...] = rows
 

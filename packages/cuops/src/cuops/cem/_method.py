@@ -105,8 +105,8 @@ class CrossEntropyMethod:
         a, b = _options.smoothing(smoothing)
         _options.limits(sigma_floor, sigma_ceiling, sigma_decay, noise, noise_decrease)
         self._refit = Refit(
-            self.maximize, a, b, float(sigma_decay), float(sigma_floor), float(sigma_ceiling), float(noise),
-            float(noise_decrease),
+            self.maximize, a, b, float(sigma_decay), float(sigma_floor),
+            _arguments.real("sigma_ceiling", sigma_ceiling), float(noise), float(noise_decrease),
         )  # fmt: skip
         _options.choice("covariance", covariance, ("diagonal", "full"))
         limits = _options.bounds(low, high, mu, event_dims, self.dtype)
@@ -125,14 +125,14 @@ class CrossEntropyMethod:
         xp = library_of(mu)
         place = {"device": mu.device} if xp is torch else {}
         self._memory = xp.empty(self.problems * self.num_samples * self.dimensions, dtype=self.dtype, **place)
-        self._last_views: tuple[int, Any, Any] = (0, None, None)
+        self._last_views: tuple[int, Any, Any] = (-1, None, None)  # of no size
         self._steps = 0
         self._asked = 0  # samples of a problem that await their scores
         self._evaluated = 0  # samples of a problem in the last step
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have: no views, whose memory would not be that of the copy."""
-        return {**self.__dict__, "_last_views": (0, None, None)}
+        return {**self.__dict__, "_last_views": (-1, None, None)}
 
     def __copy__(self) -> CrossEntropyMethod:
         """With arrays of its own, as steps write to them."""
@@ -195,7 +195,7 @@ class CrossEntropyMethod:
 
     @property
     def population(self) -> Any:
-        """What ``ask`` gave last."""
+        """What ``ask`` gave last; empty before the first one."""
         return self._views(self._asked or self._evaluated)[1]
 
     @outside_of_graphs

@@ -72,9 +72,11 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         if self.target is self.sigma is self.patience is None:
             raise ValueError("target, sigma, patience: expected at least one of them, got none")
-        for name in ("target", "sigma", "tolerance"):
-            if (value := getattr(self, name)) is not None or name == "tolerance":
-                _arguments.number(name, value)
+        if self.target is not None:
+            _arguments.number("target", self.target)
+        if self.sigma is not None:
+            _arguments.number("sigma", self.sigma, least=0)
+        _arguments.number("tolerance", self.tolerance, least=0)
         for name in ("patience", "every"):
             if (steps := getattr(self, name)) is not None or name == "every":
                 steps = _arguments.integer(name, steps, 1)  # Python's: some of NumPy's have no -1
@@ -82,7 +84,7 @@ class EarlyStopping:
 
     def __call__(self, method: CrossEntropyMethod, history: History) -> bool:
         """Whether to stop."""
-        if len(history) % self.every:
+        if not len(history) or len(history) % self.every:
             return False
         import numpy as np
 

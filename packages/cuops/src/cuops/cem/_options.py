@@ -48,9 +48,7 @@ def limits(floor: Any, ceiling: Any, decay: Any, noise: Any, decrease: Any) -> N
     _arguments.number("sigma_decay", decay)
     if decay <= 0:
         raise ValueError(f"sigma_decay: expected a number over 0, got {decay}")
-    if isinstance(ceiling, bool) or not isinstance(ceiling, numbers.Real):
-        raise TypeError(f"sigma_ceiling: expected a number, got {type(ceiling).__qualname__}")
-    if not ceiling >= floor:
+    if not _arguments.real("sigma_ceiling", ceiling) >= floor:
         raise ValueError(f"sigma_ceiling: expected at least sigma_floor, {floor}, got {ceiling}")
 
 
@@ -157,7 +155,7 @@ def dtype(value: Any, mu: Any) -> Any:
         raise TypeError(f"dtype: expected float64, float32, float16 or, with PyTorch, bfloat16, got {value}")
     if _arguments.accumulator(name) != _arguments.accumulator(_arguments.dtype_name(mu.dtype)):
         raise TypeError(f"dtype: expected float64 samples of a float64 mu, and of no other, got {value} and {mu.dtype}")
-    return getattr(library_of(mu), name)
+    return getattr(torch, name) if is_tensor(mu) else _arguments.numpy_dtype("dtype", name)
 
 
 def seed(value: Any, generator: Any, mu: Any) -> int:
