@@ -164,7 +164,10 @@ def sanitize(session: nox.Session) -> None:
     portable = {"synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}}  # larger ones have barriers that it breaks
     common = ("--max-connections=99", "--require-cuda-init=no")  # where a worker has no test
     # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
-    runs = {"gpu and not cpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "gpu and cached and not timed": {}}
+    runs = {
+        "gpu and not cpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        "gpu and cached and not timed": {},
+    }
     wrong = []
     for tool, (marked, environment) in itertools.product(options.tools, runs.items()):
         # A sanitizer for each worker, as one alone has all of them wait for it.

@@ -91,9 +91,11 @@ def _checked(options: argparse.Namespace, sections: dict[str, Any], chosen: Sequ
     functions = available(options.operator, options.device, options.without)
     if "cuops" not in functions and (needy := [name for name in chosen if name in NEED_CUOPS]):
         raise ValueError(f"--without cuops: {', '.join(needy)} measures what cuops does")
-    others = options.shapes or options.dtypes or options.without
+    others = options.quick or options.shapes or options.dtypes or options.without
     if others and options.output is None and not set(chosen) <= set(ON_REQUEST):
-        raise ValueError(f"--output: expected another folder than {RESULTS} with --shapes, --dtypes or --without")
+        raise ValueError(
+            f"--output: expected another folder than {RESULTS} with --quick, --shapes, --dtypes or --without"
+        )
     options.output = output(options.output, options.device)
     return functions
 

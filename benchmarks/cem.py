@@ -120,7 +120,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         options.device = cases.device(options.device)
-        options.output = output(options.output, options.device)
+        given, options.output = options.output, output(options.output, options.device)
+        if options.quick and given is None:
+            raise ValueError(f"--output: expected another folder than {RESULTS} with --quick")
     except (CuopsError, ValueError) as error:
         parser.error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)

@@ -258,6 +258,7 @@ def test_sections_on_request_leave_the_standard_file_alone(tmp_path, capsys):
         ("sample_normal --without cuops torch torch.compile", "--without: expected an implementation to be left"),
         ("kron_linear plan --without v3", "--without cuops: plan measures what cuops does"),
         ("rms_norm --dtypes f", "--output: expected another folder than benchmarks/results"),
+        ("rms_norm --quick", "--output: expected another folder than benchmarks/results with --quick, --shapes,"),
         ("rms_norm", "--output: expected a folder, as what benchmarks/results has is of a GPU"),
         ("cem --quick", "--output: expected a folder, as what benchmarks/results has is of a GPU"),
         ("rms_norm --device cuda", "--device cuda: PyTorch sees no GPU"),

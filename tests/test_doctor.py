@@ -319,3 +319,12 @@ def test_the_text_has_the_code_that_each_gpu_runs(installation: Installation, dr
     told = installation.run(DOCTOR.format(["doctor"]), LIBRARIES=driver).stdout
     assert ", runs machine code for " in told
     assert re.search(r"images, machine code for [\d., ]+, PTX for those above \d+\.\d\n", told)
+
+
+def test_a_gpu_that_a_backend_has_no_code_for_is_told_one_that_has(monkeypatch):
+    monkeypatch.setattr(_backend, "suggested", lambda: "cuops-cu128")
+    newest = _backend.Backend("cu130", "1", "13.0", (), *_backend.CODE["cu130"], "580", "13.0", Path("libcuops.so"))
+    for capability, command in (((7, 0), "pip install cuops-cu128"), ((3, 5), "pip install cuops-cu118  # or what")):
+        with pytest.raises(errors.UnsupportedArchitectureError, match="cu130 has no code for") as raised:
+            _backend.code_for(newest, capability)
+        assert raised.value.command.startswith(command)

@@ -197,8 +197,10 @@ def code_for(backend: Backend, capability: tuple[int, int]) -> str:
     """Which of its code the backend runs on a GPU, as csrc/host/image.cc chooses it."""
     if code := _code(backend.architectures, backend.ptx, capability):
         return code
+    other = suggested().removeprefix("cuops-")
     raise errors.UnsupportedArchitectureError(
-        f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}"
+        f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}",
+        f"pip install cuops-{other}" if other in CODE and _code(*CODE[other], capability) else None,
     )
 
 
@@ -293,6 +295,6 @@ def gpu_for_host_arrays() -> int | None:
     except errors.CuopsError as error:
         if os.environ.get("CUOPS_BACKEND"):
             raise
-        warnings.warn(f"NumPy arrays are computed on the CPU: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"NumPy arrays are computed on the CPU: {error}", RuntimeWarning, stacklevel=5)
         return None
     return 0

@@ -109,14 +109,14 @@ def kron_plan(
     name = dtype_name(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
-    integer("rows", rows, 1, MOST)
+    rows = integer("rows", rows, 1, MOST)
     if not isinstance(allow_tf32, bool):
         raise TypeError(f"allow_tf32: expected True or False, got {allow_tf32!r}")
     flat = _flat(shapes)
     of_factors = (o * i for o, i in zip(flat[::2], flat[1::2], strict=True))
-    if (elements := max(math.prod(flat[::2]) * int(rows), math.prod(flat[1::2]) * int(rows), *of_factors)) > MOST:
+    if (elements := max(math.prod(flat[::2]) * rows, math.prod(flat[1::2]) * rows, *of_factors)) > MOST:
         raise ValueError(f"shapes: expected x, y and factors of less than 2^40 elements, got {elements}")
-    numbers = int(rows), flat, 1, allow_tf32, _index(device)
+    numbers = rows, flat, 1, allow_tf32, _index(device)
     found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
     groups = [(first, count, str(kernel), *map(int, facts)) for first, count, kernel, *facts in found]
     return KronPlan(tuple(KronGroup(*group) for group in groups))

@@ -115,7 +115,7 @@ class Examination:
         with self._noting(f"pip install --force-reinstall {_backend.suggested()}"):
             for backend in _backend.installed(damaged):
                 facts = asdict(backend) | {"library": str(backend.library), "images": 0}
-                reinstall = f"pip install --force-reinstall cuops-{backend.name}"
+                reinstall = _backend.reinstall(backend)
                 with self._noting(reinstall):
                     _backend.check_version(backend)
                 with self._noting(reinstall):
