@@ -87,10 +87,12 @@ def _power_iteration(entries: Tensor, vectors: list[Tensor]) -> list[Tensor]:
 
 def _contract(entries: Tensor, vectors: Sequence[Tensor], left_out: int | None = None) -> Tensor:
     """The product of the tensor with the vectors, over all dimensions or all but one."""
-    for k in reversed(range(len(vectors))):
-        if k != left_out:
-            entries = torch.tensordot(entries, vectors[k], dims=([k], [0]))
-    return entries
+    first = 0 if left_out is None else left_out
+    for k in range(len(vectors) - 1, first, -1):  # those at the ends, where nothing has to be rearranged
+        entries = entries.flatten(0, -2).mv(vectors[k]).reshape(entries.shape[:-1])
+    for k in range(first):
+        entries = (vectors[k] @ entries.flatten(1)).reshape(entries.shape[1:])
+    return entries if left_out is not None else vectors[0] @ entries
 
 
 def _unit(vector: Tensor) -> Tensor:
