@@ -130,3 +130,15 @@ def test_bad_arguments_are_refused_and_change_nothing():
     model[0] = torch.nn.Identity()
     with pytest.raises(RuntimeError, match="no longer those that replace_rms_norm put there: 0"):
         replacement.undo()
+
+
+@pytest.mark.parametrize("cls", [torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.Linear])
+def test_pytorchs_own_classes_of_another_formula_are_refused(cls):
+    with pytest.raises(ValueError, match=f"^also: expected classes of RMSNorm's formula, got torch.nn.{cls.__name__}$"):
+        cuops.nn.replace_rms_norm(torch.nn.Sequential(), also={cls: cuops.nn.Formula("eps")})
+
+
+def test_a_model_without_a_known_class_is_told_of_the_others():
+    assert "also={Class: cuops.nn.Formula" in repr(
+        cuops.nn.replace_rms_norm(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    )

@@ -82,7 +82,7 @@ class Replacement:
                 *(f"    {path}" for path, of in self.replaced if of is cls),
             ]
         lines += [f"  left: {path}, {cls.__module__}.{cls.__qualname__}: {reason}" for path, cls, reason in self.left]
-        if any(reason == UNKNOWN for *_, reason in self.left):
+        if not self.replaced or any(reason == UNKNOWN for *_, reason in self.left):
             lines.append("  to replace a class of the same formula: also={Class: cuops.nn.Formula('name of its eps')}")
         return "\n".join(lines)
 
@@ -106,8 +106,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
 
     Raises:
         TypeError: model is not a module, or `also` is not of classes and formulas.
-        ValueError: model itself is to be replaced, which nothing inside it can do, or a formula of `also` names an
-            attribute that a module lacks.
+        ValueError: model itself is to be replaced, which nothing inside it can do, a formula of `also` names an
+            attribute that a module lacks, or a class of `also` is PyTorch's own, but for its RMSNorm.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__qualname__}")
@@ -119,6 +119,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     for cls, formula in also.items():
         if not isinstance(cls, type) or not isinstance(formula, Formula):
             raise TypeError(f"also: expected classes with their cuops.nn.Formula, got {cls!r}: {formula!r}")
+        if cls.__module__.startswith("torch.nn.modules.") and cls is not torch.nn.RMSNorm:
+            raise ValueError(f"also: expected classes of RMSNorm's formula, got torch.nn.{cls.__qualname__}")
     itself = type(model._orig_mod if _is_wrapped(model) else model)
     if _known_formula(itself, also):
         raise ValueError(f"model: expected a module with RMSNorm modules in it, got a {itself.__qualname__} itself")
