@@ -139,3 +139,44 @@ def test_a_ceiling_beyond_all_floats_holds_nothing_back(array):
 def test_the_dtype_of_samples_is_one_of_their_library(given):
     method = cem.CrossEntropyMethod(np.zeros(3, np.float32), 1.0, 5, dtype=given)
     assert (method.dtype, type(method.dtype)) == (np.dtype("float16"), type(np.dtype("float16")))
+
+
+@pytest.mark.parametrize("kind", [np.array, list], ids=["array", "list"])
+def test_integers_are_numbers_in_lists_and_arrays_of_numpy(kind):
+    method = cem.CrossEntropyMethod(kind([1, 2]), kind([1, 2]), 10, low=kind([0, 0]), high=kind([9, 9]), seed=1)
+    assert (method.dtype, method.sigma.tolist()) == ("float64", [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (
+            ValueError,
+            "function: expected a score for each of the samples, .* got shape .*; for a function of one x, pass",
+            lambda: cem.minimize(lambda x: x[0] ** 2, np.zeros(2), 1.0),
+        ),
+        (
+            ValueError,
+            r"mu: expected at least 1 dimension, such as \[0.0\], and no empty one, got shape \(\)",
+            lambda: cem.minimize(abs, 0.0, 1.0),
+        ),
+        (
+            TypeError,
+            "n_samples: expected one of mu, sigma, num_samples, elites",
+            lambda: cem.minimize(abs, [0.0], 1.0, n_samples=10),
+        ),
+        (
+            TypeError,
+            r"scores: expected a numpy.ndarray, .* got a list; numpy.array\(scores\) makes one",
+            lambda: told_a_list(),
+        ),
+    ],
+)
+def test_common_mistakes_are_told_what_mends_them(error, message, call):
+    with pytest.raises(error, match=f"^{message}"):
+        call()
+
+
+def told_a_list():
+    method = cem.CrossEntropyMethod([0.0], 1.0, 3)
+    method.tell([0.0 for _ in method.ask()])

@@ -95,7 +95,7 @@ def test_methods_that_were_made_for_inference_go_on(array, options):
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["numpy", "torch"])  # on a GPU values are not looked at
 def test_samples_that_could_not_be_drawn_are_not_to_be_told_of(kind):
     method = told(CrossEntropyMethod(kind([1.0, 2.0]), 1.0, 30, seed=1), sphere)
-    method.reset(0.0, kind([-1.0, 1.0]))
+    method.sigma[0] = -1.0
     with pytest.raises(ValueError, match="sigma: expected numbers of at least 0"):
         method.ask()
     with pytest.raises(RuntimeError, match=r"tell: expected ask\(\) before it"):
@@ -161,10 +161,10 @@ WRONG = {
     "mu: expected finite numbers": lambda: CrossEntropyMethod(ZERO + math.inf, 1.0, 10),
     "mu: expected at least 2 dimensions": lambda: CrossEntropyMethod(ZERO, 1.0, 10, event_dims=2),
     "mu: expected .* no empty one": lambda: CrossEntropyMethod(np.zeros((0, 3)), 1.0, 10),
-    "mu: expected float64, float32": lambda: CrossEntropyMethod(np.zeros(3, int), 1.0, 10),
+    "mu: expected float64, float32": lambda: CrossEntropyMethod(np.zeros(3, bool), 1.0, 10),
     "mu: expected values from low to high": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=1.0),
     "low: expected less than high": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=1.0, high=1.0),
-    "low: expected numbers, got NaN": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=math.nan),
+    "low: expected numbers, -inf for none, got NaN": lambda: CrossEntropyMethod(ZERO, 1.0, 10, low=math.nan),
     "covariance: expected 'diagonal' or 'full'": lambda: CrossEntropyMethod(ZERO, 1.0, 10, covariance="low rank"),
     "covariance: expected 'diagonal' or 'full', got array": lambda: CrossEntropyMethod(
         ZERO, 1.0, 10, covariance=np.eye(3)
@@ -343,3 +343,22 @@ def test_a_function_of_one_x(array):
         lambda x: float(x[0] ** 2 + x[1] ** 2), array([1.0, 2.0]), 1.0, 40, steps=10, seed=1, vectorized=False
     )
     assert np.allclose(on_host(one.x), on_host(many.x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["numpy", "torch"])  # on a GPU values are not looked at
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+def test_a_new_start_takes_the_numbers_that_a_first_one_takes(kind, options):
+    method = told(CrossEntropyMethod(kind([1.0, 2.0]), 1.0, 30, seed=1, **options), sphere)
+    before = bits(method)
+    for change in (lambda bad: method.shift(sigma=bad), lambda bad: method.reset(0.0, bad)):
+        for bad in (-1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match="^sigma: expected finite numbers of at least 0"):
+                change(bad)
+    with pytest.raises(ValueError, match="^mu: expected finite numbers"):
+        method.reset(math.nan, 1.0)
+    assert bits(method) == before
+
+
+def test_a_history_is_a_line():
+    history = minimize(sphere, np.zeros(3), 1.0, steps=50).history
+    assert repr(history) == f"History({history.method!r}, steps=50)"

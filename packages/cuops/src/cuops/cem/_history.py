@@ -10,7 +10,7 @@ from .._torch import torch
 from ._library import copied
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class History:
     """Scores and spread by step. Recording does not make the host wait for a GPU; reading does, once for new steps.
 
@@ -20,8 +20,12 @@ class History:
 
     method: Any
     evaluations: list[int] = dataclasses.field(default_factory=list)
-    _pending: list[Any] = dataclasses.field(default_factory=list, repr=False)
-    _fetched: list[Any] = dataclasses.field(default_factory=list, repr=False)
+    _pending: list[Any] = dataclasses.field(default_factory=list)
+    _fetched: list[Any] = dataclasses.field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """A line, without waiting for the device."""
+        return f"History({self.method!r}, steps={len(self)})"
 
     def record(self) -> None:
         """Notes the step that `method` has just done."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _arguments
+from .._arguments import is_tensor
 from .._torch import torch
 from . import _checkpoint, _options
 from ._graph import capture
@@ -255,14 +256,15 @@ class CrossEntropyMethod:
         """Starts anew at this mean and standard deviation; forgets the best so far; random numbers go on.
 
         Both broadcast to the shape of the first mu, which is clipped to the bounds. May be captured in a CUDA graph:
-        values are not looked at.
+        values on CUDA are not looked at.
 
         Raises:
             TypeError: mu or sigma is neither a number nor an array like the first mu.
-            ValueError: one is on another device, or does not broadcast to its shape.
+            ValueError: one is on another device, does not broadcast to its shape, or is not finite; sigma is below 0.
         """
         # Copies, as either may be a view of this method's own.
         given = [copied(_options.together(name, value, self.mu)) for name, value in (("mu", mu), ("sigma", sigma))]
+        self._expect_finite(*given)
         with writing(self._state.mu):
             self._restart(*given)
             self._state.kept_count[...] = 0
@@ -274,16 +276,17 @@ class CrossEntropyMethod:
         The kept elites move too, and both stay within the bounds; the best so far is forgotten, as it was of another
         problem. sigma is the standard deviation to start the next plan with, by default as it is; a full covariance
         starts anew from it, without correlations, and what changes with the steps, such as noise, starts anew, too. May
-        be captured in a CUDA graph.
+        be captured in a CUDA graph: values on CUDA are not looked at.
 
         Raises:
             TypeError: steps is not an integer, or sigma neither a number nor an array like mu.
-            ValueError: steps is not from 0 to the horizon; sigma is on another device or of a shape that does not
-                broadcast to mu's.
+            ValueError: steps is not from 0 to the horizon; sigma is on another device, of a shape that does not
+                broadcast to mu's, not finite, or below 0.
         """
         horizon = self.event_shape[0]
         steps = _arguments.integer("steps", steps, 0, horizon)
         sigma = copied(self.sigma if sigma is None else _options.together("sigma", sigma, self.mu))
+        self._expect_finite(self.mu, sigma)
         with writing(self._state.mu):
             for rows in (self._state.mu, self._state.kept):
                 by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
@@ -291,6 +294,10 @@ class CrossEntropyMethod:
                 by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
             self._sampler.clip(self._state.kept)
             self._restart(self.mu, sigma)
+
+    def _expect_finite(self, mu: Any, sigma: Any) -> None:
+        if not (is_tensor(mu) and mu.is_cuda):  # where the host would wait, and a graph cannot
+            _options.finite(mu, sigma)
 
     def _restart(self, mu: Any, sigma: Any) -> None:
         state = self._state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -20,8 +21,8 @@ from ._method import CrossEntropyMethod
 class Result:
     """What `minimize` and `maximize` return; shapes are those of `CrossEntropyMethod`. Equal to itself alone."""
 
-    x: Any  #: the best sample that was evaluated
-    score: Any  #: its score, in float64
+    x: Any  #: the best sample that was evaluated; mu, where no score was finite
+    score: Any  #: its score, in float64; infinite, where none was finite
     mu: Any  #: the last mean, for noisy functions a better choice than the luckiest sample
     sigma: Any  #: the last standard deviation
     steps: int  #: how many were done
@@ -122,6 +123,7 @@ def minimize(
         callbacks: called after each step with the method and the history; what returns true stops the search.
         progress: whether to show a bar, with the best score of the first problem.
         vectorized: False where ``function`` takes one x, ``(*event)``, and returns a real number, or an array with one.
+            Where it is written for one x, and this is left out, its results are taken for those of all samples.
         cuda_graph: whether to capture a step in a CUDA graph and to replay it, which saves the time of launching; see
             `CrossEntropyMethod.capture`.
         options: the other arguments of `CrossEntropyMethod`.
@@ -159,6 +161,9 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
 
     if "maximize" in options:
         raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
+    known = inspect.signature(CrossEntropyMethod).parameters
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"{unknown[0]}: expected one of {', '.join(name for name in known if name != 'maximize')}")
     callbacks = [callbacks] if callable(callbacks) or not isinstance(callbacks, Iterable) else list(callbacks)
     for name, value in (("function", function), *(("callbacks", callback) for callback in callbacks)):
         if not callable(value):
@@ -170,7 +175,7 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
     steps = _arguments.integer("steps", steps, 0)
     method = CrossEntropyMethod(mu, sigma, num_samples, maximize=maximize, **options)
     history = History(method)
-    score = _all_at_once(function) if vectorized else _one_by_one(function, method)
+    score = _all_at_once(function, method) if vectorized else _one_by_one(function, method)
     if cuda_graph and not (is_tensor(method.mu) and method.mu.is_cuda):
         raise ValueError("cuda_graph: expected mu as a tensor on CUDA")
     step = method.capture(score) if cuda_graph else lambda: method.tell(score(method.ask()))
@@ -190,13 +195,16 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
     return Result(x, score, last_mu, last_sigma, len(history), evaluations, stopped_by, history, method)
 
 
-def _all_at_once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _all_at_once(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:
     def scores(samples: Any) -> Any:
         found = function(samples)
-        if isinstance(found, numbers.Real) or getattr(found, "shape", None) == ():
+        shape = () if isinstance(found, numbers.Real) else getattr(found, "shape", None)
+        wanted = tuple(samples.shape[: samples.ndim - len(method.event_shape)])
+        if shape is not None and tuple(shape) != wanted:
+            got = "one number" if shape == () else f"shape {tuple(shape)}"
             raise ValueError(
-                "function: expected a score for each of the samples, all of which it gets at once, got one number; "
-                "for a function of one x, pass vectorized=False"
+                f"function: expected a score for each of the samples, all of which it gets at once, in shape {wanted}, "
+                f"got {got}; for a function of one x, pass vectorized=False"
             )
         return found
 

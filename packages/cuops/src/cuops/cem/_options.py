@@ -74,7 +74,8 @@ def like(name: str, value: Any, mu: Any) -> Any:
     if _arguments.is_ndarray(value):
         _arguments.plain(name, value)
     try:
-        array = np.asarray(value, dtype=None if _arguments.is_ndarray(value) else np.float64)
+        has_dtype = _arguments.is_ndarray(value) and value.dtype.kind not in "iu"  # integers are numbers, as in a list
+        array = np.asarray(value, dtype=None if has_dtype else np.float64)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}") from None
     _arguments.array(name, array)
@@ -89,14 +90,20 @@ def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:
     _arguments.computable("mu", mu)
     mu = mu.detach() if is_tensor(mu) else mu
     sigma = together("sigma", sigma, mu)
-    xp = library_of(mu)
     if mu.ndim < event_dims or math.prod(mu.shape) == 0:
-        raise ValueError(f"mu: expected at least {event_dims} dimensions and no empty one, got {tuple(mu.shape)}")
+        least = "1 dimension, such as [0.0]," if event_dims == 1 else f"{event_dims} dimensions"
+        raise ValueError(f"mu: expected at least {least} and no empty one, got shape {tuple(mu.shape)}")
+    finite(mu, sigma)
+    return mu, sigma
+
+
+def finite(mu: Any, sigma: Any) -> None:
+    """Both are, and sigma is at least 0."""
+    xp = library_of(mu)
     if not xp.isfinite(mu).all():
         raise ValueError("mu: expected finite numbers")
     if not (xp.isfinite(sigma) & (sigma >= 0)).all():
         raise ValueError("sigma: expected finite numbers of at least 0")
-    return mu, sigma
 
 
 def variances(sigma: Any) -> None:
@@ -133,7 +140,7 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
         exact = like(name, none if value is None else value, mu)
         limits.append(together(name, exact, mu))
         if xp.isnan(limits[-1]).any():
-            raise ValueError(f"{name}: expected numbers, got NaN")
+            raise ValueError(f"{name}: expected numbers, {none} for none, got NaN")
         rounded.append(rounded_inwards(exact, dtype, name == "low"))
     if not (limits[0] < limits[1]).all():
         raise ValueError("low: expected less than high everywhere")
@@ -195,8 +202,9 @@ def score(value: Any) -> float:
 def scores(value: Any, shape: tuple[int, ...], memory: Any, name: str = "scores") -> Any:
     """Scores of this shape, contiguous, where the samples are, in a floating dtype."""
     if is_tensor(value) != is_tensor(memory) or not hasattr(value, "__array__"):
-        kind = "a torch.Tensor" if is_tensor(memory) else "a numpy.ndarray"
-        raise TypeError(f"{name}: expected {kind}, as the samples, got a {type(value).__qualname__}")
+        kind, make = ("a torch.Tensor", "torch.tensor") if is_tensor(memory) else ("a numpy.ndarray", "numpy.array")
+        hint = f"; {make}(scores) makes one" if isinstance(value, (list, tuple)) else ""
+        raise TypeError(f"{name}: expected {kind}, as the samples, got a {type(value).__qualname__}{hint}")
     if not is_tensor(value):
         import numpy as np
 
