@@ -40,6 +40,17 @@ def test_sizes_where_pytorch_has_them_are_told_their_name(sizes, device):
         cuops.rms_norm(x, sizes, torch.ones(8, device=device))
 
 
+def test_pytorchs_default_of_eps_is_told_its_number(device):
+    with pytest.raises(TypeError, match=r"^eps: expected a number, got None; PyTorch's None is torch.finfo"):
+        cuops.rms_norm(torch.ones(2, 8, device=device), eps=None)
+
+
+@pytest.mark.parametrize("values", [[[1.0]], ((1.0,),)], ids=["list", "tuple"])
+def test_a_list_is_told_how_it_becomes_an_array(values):
+    with pytest.raises(TypeError, match=r"^x: expected a torch.Tensor, .*; numpy.asarray makes one on the CPU$"):
+        cuops.rms_norm(values)
+
+
 def test_in_place_needs_a_writable_matrix(device):
     with pytest.raises(ValueError, match=r"x: expected at least 2 dimensions, got shape \(8,\)"):
         cuops.rms_norm_(np.ones(8))

@@ -220,6 +220,10 @@ def _check(
     _arguments.array("x", x)
     if len(x.shape) == 0:
         raise ValueError("x: expected at least 1 dimension, got 0")
+    if eps is None:
+        raise TypeError(
+            "eps: expected a number, got None; PyTorch's None is torch.finfo(x.dtype).eps, at most float32's"
+        )
     _arguments.number("eps", eps, least=0)
     _arguments.number("weight_offset", weight_offset)
     if out_dtype is not None and _arguments.dtype_name(out_dtype) not in _arguments.DTYPES:

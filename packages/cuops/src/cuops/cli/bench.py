@@ -36,9 +36,9 @@ def main(options: argparse.Namespace) -> int:
     sections: dict[str, Sequence[dict[str, Any]]] = {}
     for kind in dict.fromkeys(case.kind for case in chosen):
         of_kind = [case for case in chosen if case.kind == kind]
+        print(kind, *(f"{case.title}: {case.module.facts(case)}" for case in of_kind), sep="\n", flush=True)
         sections[kind] = measure_all(of_kind, functions, clock, options.device)
-        lines = [f"{case.title}: {case.module.facts(case)}" for case in of_kind]
-        print("\n".join([kind, *lines, report.comparison(sections[kind])]), end="\n\n", flush=True)
+        print(report.comparison(sections[kind]), end="\n\n", flush=True)
     if aliases := chosen[0].module.ALIASES:
         print(", ".join(f"{alias} is {name}" for alias, name in aliases.items()))
     if options.output:

@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"or by name {', '.join(LETTERS)}; f by default",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
-    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave an implementation out")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="NAME", help="leave an implementation out; may be repeated"
+    )
 
 
 def dtype(text: str) -> str:

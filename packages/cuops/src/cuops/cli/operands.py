@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import _backend, _driver
+from .. import _arguments, _backend, _driver
 from .._torch import cuda_tensors, torch
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ def read_rows(location: str) -> FileArray:
     x = read(location)
     if x.values.ndim == 0:
         raise ValueError(f"{location}: expected at least 1 dimension, got 0")
+    if x.dtype not in _arguments.DTYPES:
+        raise TypeError(f"{location}: expected float64, float32, float16 or bfloat16, got {x.dtype}")
+    if not x.values.dtype.isnative:
+        raise TypeError(f"{location}: expected this machine's byte order, got {x.values.dtype.str}")
     if x.dtype == "bfloat16" and torch is None:
         raise ValueError(f"{location}: bfloat16 needs PyTorch: pip install torch")
     return x

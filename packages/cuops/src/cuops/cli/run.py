@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from .files import FileArray
 
 NONE = inspect.Parameter.empty  # what a parameter without a default has
-HELP = {"eps": "added to the mean of squares", "weight_offset": "added to the weight"}
+HELP = {
+    "eps": "added to the mean of squares",
+    "weight_offset": "added to the weight; a negative number as --weight-offset=-1e-3",
+}
 
 
 @dataclass(frozen=True)

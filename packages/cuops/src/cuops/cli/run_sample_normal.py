@@ -18,7 +18,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     number_or_file = "NUMBER or FILE"
     command.add_argument("--num-samples", type=int, required=True, metavar="N", help="samples of each distribution")
     command.add_argument("--sigma", default="1", metavar=number_or_file, help="standard deviation, by default 1")
-    command.add_argument("--low", metavar=number_or_file, help="lower bound; a negative number as --low=-1")
+    command.add_argument("--low", metavar=number_or_file, help="lower bound; a negative number as --low=-1e-3")
     command.add_argument("--high", metavar=number_or_file, help="upper bound")
     command.add_argument("--seed", type=int, default=0, help="of the random numbers, by default 0")
     command.add_argument("--start", type=int, default=0, help="the number of the first sample, by default 0")
