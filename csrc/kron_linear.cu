@@ -187,9 +187,8 @@ __device__ void step_innermost(const KronFwdParams& p, const KronStep& step, int
           for (int n = 0; n < kN; ++n) {
             const int column = (team.rank * kN + n) * 8 + lane % 4 * 2;
             if (column >= step.out) break;
-            *reinterpret_cast<float2*>(static_cast<float*>(p.y.data) + output.start + column) =
-                make_float2(acc[m][n][2 * half] * scale[n].x * output.scale * output.rest_of_scale,
-                            acc[m][n][2 * half + 1] * scale[n].y * output.scale * output.rest_of_scale);
+            *reinterpret_cast<float2*>(static_cast<float*>(p.y.data) + output.start + column) = make_float2(
+                output.scale.of(acc[m][n][2 * half] * scale[n].x), output.scale.of(acc[m][n][2 * half + 1] * scale[n].y));
           }
           continue;
         }

@@ -72,6 +72,18 @@ __device__ inline void mma(double (&c)[4], const double (&a)[4], double b0, doub
 #endif
 }
 
+// Two float32 rounded to 16 bits.
+template <class T>
+__device__ unsigned pack(float a, float b) {
+  if constexpr (kSame<T, __half>) {
+    const __half2 h = __floats2half2_rn(a, b);
+    return *reinterpret_cast<const unsigned*>(&h);
+  } else {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const unsigned*>(&h);
+  }
+}
+
 // Two float32 as the sums of two 16-bit numbers each, to twice the precision.
 template <class Half>
 __device__ void split(float a, float b, unsigned& high, unsigned& low) {

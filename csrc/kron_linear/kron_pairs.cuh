@@ -14,8 +14,7 @@ struct HalfOperand {
     if constexpr (kPairs) {
       split<__half>(a, b, high[i], low[i]);
     } else {
-      const __half2 h = __floats2half2_rn(a, b);
-      high[i] = *reinterpret_cast<const unsigned*>(&h);
+      high[i] = pack<__half>(a, b);
     }
   }
 };
@@ -31,14 +30,5 @@ __device__ float largest_of_warp(const float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) most = fmaxf(most, fabsf(v[i]));
   return __int_as_float(__reduce_max_sync(~0u, __float_as_int(most)));
 }
-
-// A power of two as the product of two, which overflows only if what it multiplies does.
-struct PowerOfTwo {
-  float first, second;
-
-  PowerOfTwo() = default;
-  __device__ explicit PowerOfTwo(int exponent) : first(power_of_two(exponent / 2)), second(power_of_two(exponent - exponent / 2)) {}
-  __device__ float of(float v) const { return v * first * second; }
-};
 
 }  // namespace cuops

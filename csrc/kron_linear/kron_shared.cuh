@@ -20,6 +20,15 @@ __device__ inline int divide(int n, KronDivisor by) { return by.divisor == 1 ? n
 __device__ inline int exponent_of(int bits) { return max(((bits >> 23) & 255) - 127, 14 - 127); }
 __device__ inline float power_of_two(int exponent) { return __int_as_float(max(0, min(exponent + 127, 254)) << 23); }
 
+// A power of two as the product of two, which overflows only if what it multiplies does.
+struct PowerOfTwo {
+  float first, second;
+
+  PowerOfTwo() = default;
+  __device__ explicit PowerOfTwo(int exponent) : first(power_of_two(exponent / 2)), second(power_of_two(exponent - exponent / 2)) {}
+  __device__ float of(float v) const { return v * first * second; }
+};
+
 // Loaded again where it is needed again: registers that keep all weights would be too many.
 template <int kWidth>
 __device__ Pack<float, kWidth> load_anew(const float* shared) {

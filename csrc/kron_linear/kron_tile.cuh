@@ -129,7 +129,7 @@ struct OutputRow {
   bool exists;
   long long start;  // in elements of y
   long long bias;
-  float scale, rest_of_scale;
+  PowerOfTwo scale;
 
   __device__ OutputRow(const KronFwdParams& p, const KronTile& tile, int row) {
     const int in_tile = divide(row, p.by_out_rows), rest = row - in_tile * p.out_rows + tile.slice * p.out_rows;
@@ -137,13 +137,10 @@ struct OutputRow {
     exists = sample < p.rows && rest < p.all_out_rows;
     start = offset_of(p.y, sample) + rest * p.out_pitch + tile.column;
     bias = p.bias ? (sample % p.bias_lead * p.all_out_rows + rest) * p.out[p.axes - 1] : 0;
-    // Two powers, whose product overflows only if the result does.
-    const int exponent = kScaled ? shared_at<int>(p.scales)[kKronSteps + in_tile] : 0;
-    scale = power_of_two(exponent / 2);
-    rest_of_scale = power_of_two(exponent - exponent / 2);
+    scale = PowerOfTwo(kScaled ? shared_at<int>(p.scales)[kKronSteps + in_tile] : 0);
   }
   __device__ Acc finish(const KronFwdParams& p, Acc v, int column) const {
-    if constexpr (kScaled) v = v * scale * rest_of_scale;
+    if constexpr (kScaled) v = scale.of(v);
     return p.bias ? v + load_element<Acc>(p.dtype, p.bias, bias + column) : v;
   }
 };

@@ -166,10 +166,10 @@ __device__ __forceinline__ void prepare_rows(const KronDirectParams& p, const Kr
   }
 }
 
-// Four neighbours of y. Results are multiplied with two powers of two, whose product overflows only if these do.
+// Four neighbours of y, times a power of two.
 __device__ __forceinline__ void store_four(float* y, const float* bias, int at, int exponent, float a, float b, float c, float d) {
-  const float scale = power_of_two(exponent / 2), rest = power_of_two(exponent - exponent / 2);
-  float4 v = make_float4(a * scale * rest, b * scale * rest, c * scale * rest, d * scale * rest);
+  const PowerOfTwo scale(exponent);
+  float4 v = make_float4(scale.of(a), scale.of(b), scale.of(c), scale.of(d));
   if (bias) v = make_float4(v.x + bias[at], v.y + bias[at + 1], v.z + bias[at + 2], v.w + bias[at + 3]);
   *reinterpret_cast<float4*>(y + at) = v;
 }

@@ -23,17 +23,6 @@ struct Square {
   }
 };
 
-template <class T>
-__device__ unsigned pack(float a, float b) {
-  if constexpr (kSame<T, __half>) {
-    const __half2 h = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const unsigned*>(&h);
-  } else {
-    const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const unsigned*>(&h);
-  }
-}
-
 template <class T, int kSize>
 struct Squares {
   static constexpr bool kPairs = kSame<T, float>;

@@ -27,8 +27,8 @@ struct WholeOutput {
 
   template <bool kPairs>
   __device__ void store(int at, int exponent, float a, float b, float c, float d) const {
-    const float scale = power_of_two(exponent / 2), rest = power_of_two(exponent - exponent / 2);
-    Pack<float, 4> v{a * scale * rest, b * scale * rest, c * scale * rest, d * scale * rest};
+    const PowerOfTwo scale(exponent);
+    Pack<float, 4> v{scale.of(a), scale.of(b), scale.of(c), scale.of(d)};
     const DType as = kPairs ? kFloat32 : dtype;
     if (bias) v = add_bias(v, as, bias, bias_start + at);
     store_chunk(as, data, start + at, v);

@@ -79,13 +79,12 @@ __device__ void multiply_samples(const KronSquaresParams& p, const WideTurns& tu
   }
   launch_dependents();
   if constexpr (Role::kSums) {
-    const int power = of.exponent + level - 27 + kLogSums;
-    const float scale = power_of_two(power / 2), rest = power_of_two(power - power / 2);
+    const PowerOfTwo scale(of.exponent + level - 27 + kLogSums);
     if (warp < kWarps) {  // in the order that kron_squares_sum knows
 #pragma unroll
       for (int j = 0; j < Products::kTiles; ++j)
         partial[(j * kWarps + warp) * 32 + lane] =
-            make_float4(sum[j][0] * scale * rest, sum[j][1] * scale * rest, sum[j][2] * scale * rest, sum[j][3] * scale * rest);
+            make_float4(scale.of(sum[j][0]), scale.of(sum[j][1]), scale.of(sum[j][2]), scale.of(sum[j][3]));
     }
   }
 }

@@ -15,12 +15,13 @@ struct OfOutput {
   static constexpr bool kSums = false, kIsA = false, kAcrossA = false, kAcrossB = true, kAcrossC = false;
 };
 
-// A matrix of results, `pitch` apart, which are multiplied by two powers of two: their product overflows only if results do.
+// A matrix of results, `pitch` apart, which are multiplied by a power of two.
 struct WideOutput {
   float* y;
   const float* bias;
   int rows, columns, pitch;
-  float scale, rest, cut_off;  // of the results, by the tensor cores
+  float cut_off;  // of the results, by the tensor cores
+  PowerOfTwo scale;
 
   // From this row and column on.
   __device__ void move(int row, int column) {
@@ -31,7 +32,7 @@ struct WideOutput {
     columns -= column;
   }
 
-  __device__ float whole(float v) const { return fmaf(v * scale * rest, cut_off, v * scale * rest); }
+  __device__ float whole(float v) const { return fmaf(scale.of(v), cut_off, scale.of(v)); }
   // Four neighbours of a row.
   __device__ void store(int row, int column, float4 v) const {
     if (row >= rows || column >= columns) return;
@@ -170,8 +171,7 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
       output.move(first_row, first_column + half * (kBlocks == 4 ? 32 : 64));
     }
     output.cut_off = cut_off;
-    output.scale = power_of_two(exponent / 2);
-    output.rest = power_of_two(exponent - exponent / 2);
+    output.scale = PowerOfTwo(exponent);
     const int from = found_anew(row) + lane / 4;
     const bool odd = lane % 2;
     constexpr int kTiles = sizeof(y) / 16 / (kShared ? 2 : 1);

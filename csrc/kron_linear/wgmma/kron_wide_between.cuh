@@ -38,8 +38,7 @@ struct WideBetween {
       const float scale = power_of_two(shift);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        const __half2 two = __floats2half2_rn(t[i][half * 2] * scale, t[i][half * 2 + 1] * scale);
-        operand[i / 2][i % 2 * 2 + half] = *reinterpret_cast<const unsigned*>(&two);
+        operand[i / 2][i % 2 * 2 + half] = pack<__half>(t[i][half * 2] * scale, t[i][half * 2 + 1] * scale);
       }
       scales[half] = PowerOfTwo(exponent - shift);
     }
