@@ -39,7 +39,9 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
 
     Args:
         x: ``(..., i1 * ... * in)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
-            array, or an array on CUDA of any library that speaks DLPack. Leading dimensions may be any, and empty.
+            array (computed on the GPU where there is one and one kernel takes all factors; bfloat16, that of ml_dtypes,
+            on the CPU), or an array on CUDA of CuPy, JAX, or a library like them that speaks DLPack. Leading dimensions
+            may be any, and empty.
         factors: W1 to Wn, at least one, each ``(ok, ik)``, of x's kind, dtype and device. A size may be 1.
         bias: ``(o1 * ... * on)``, like the factors; None is none.
 
@@ -50,7 +52,8 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
 
     Raises:
         TypeError: an argument is of a kind or dtype that is not listed here, or dtypes differ.
-        ValueError: there is no factor, one is not a matrix, or shapes or devices do not go together.
+        ValueError: there is no factor, one is not a matrix, shapes or devices do not go together, or y would have 2**63
+            elements or more.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
 
     Source: Van Loan, The ubiquitous Kronecker product, https://doi.org/10.1016/S0377-0427(00)00393-9.

@@ -20,9 +20,9 @@ KERNEL = 24  # characters of a kernel's name in a table
 class KronGroup:
     """Neighbouring factors that one kernel applies: one of the library's, or the vendor's GEMM."""
 
-    first: int  #: the number of the first of these factors, from 0
+    first: int  #: the number of the first of these factors, from 0 (tables count from 1)
     count: int  #: how many there are
-    kernel: str  #: its name; GEMM, the vendor's
+    kernel: str  #: its name; GEMM is PyTorch's matrix product
     samples: int  #: rows of a tile
     slices: int  #: blocks that share a tile, each with its part of the outputs
     columns: int  #: of a tile, beyond the group's own; 0 where these are all

@@ -95,9 +95,10 @@ def rms_norm(
 
     Args:
         x: ``(..., *normalized_shape)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy
-            array (computed on the GPU where there is one; bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA
-            of any library that speaks DLPack. Rows may have any stride; no copy is made as long as the last dimension
-            is contiguous.
+            array (computed on the GPU where there is one; with a residual, and in bfloat16, that of ml_dtypes, on the
+            CPU), or an array on CUDA of CuPy, JAX, or a library like them that speaks DLPack. Strides may be any. On
+            CUDA, x is read where it is if its last dimension is contiguous and its rows need at most two strides (for
+            gradients: one); else it is copied first.
         weight: ``(*normalized_shape)``, on x's device, of any of these dtypes; None is all ones.
         bias: like weight; None is all zeros.
         eps: added to the mean of squares; finite and at least 0.

@@ -90,16 +90,16 @@ def sample_normal(
     Args:
         mu: ``(..., d)``, the means, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy array
             (computed on the GPU where there is one, in bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA of
-            any library that speaks DLPack.
+            CuPy, JAX, or a library like them that speaks DLPack. At most 2**40 elements, with sigma and the bounds.
         sigma: the standard deviations, at least 0: an array like mu, or a finite number. Where only one bound is
             finite, sigma has to be finite, too.
-        num_samples: N, at least 0. With 0 the result is empty, and no random state is used.
-        sample_dim: 0 for ``(..., N, d)``; -1 for ``(..., d, N)``.
+        num_samples: N, at least 0. With 0 the result is empty, and no random state is used. start + N is at most 2**44.
+        sample_dim: 0 puts N before the last dimension, ``(..., N, d)``; -1 puts it last, ``(..., d, N)``.
         shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
         antithetic: samples in pairs, mu + sigma z and mu - sigma z; pair k has the z of sample k of the plain draw. Of
             an odd number, the last one is without its pair. With bounds, the quantiles of u and 1 - u.
-        low: the lower bound, a number or an array like mu; None is none. Infinite ones bound nothing, but samples are
-            quantiles then, too, and so other numbers than those without bounds.
+        low: the lower bound, a number or an array like mu; None is no bound. An infinite one changes no distribution,
+            but where a bound is given samples are quantiles, and so other numbers than without.
         high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
         dtype: the result's dtype; by default mu's.
         generator: a torch.Generator of mu's device, for other arrays a numpy.random.Generator or a torch.Generator of

@@ -51,16 +51,25 @@ class CrossEntropyMethod:
         noise: added to the variance of the elites (Szita and Lőrincz).
         noise_decrease: what the noise loses in each step.
         low, high: bounds of x, numbers or arrays like mu, within which the mean stays, too. Independent samples are
-            drawn from the truncated normal distribution; those of a full covariance or a color are clipped.
-        keep_elites: how many of the best elites are part of the next population, to be evaluated again.
+            drawn from the truncated normal distribution; those of a full covariance or a color are clipped. The first
+            mu has to lie within them; that of `reset` is clipped.
+        keep_elites: how many of the best elites, at most all, are part of the next population, to be evaluated again.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
-            horizon; 0 is white noise, independent from step to step.
+            horizon; 0 is white noise, independent from step to step. Not with a full covariance.
         antithetic: whether samples come in pairs mu + z, mu - z.
-        dtype: of the samples; mu's by default. State is float32, float64 for float64.
+        dtype: of the samples; mu's by default. float32, float16 or, with PyTorch, bfloat16 for a mu of at most 32 bits;
+            float64 goes with a float64 mu alone, as lists and `numpy.zeros` give one. State is float32, float64 for
+            float64.
         generator: a torch.Generator, for NumPy arrays a numpy.random.Generator, to take the seed from; by default the
             library's global one.
         seed: instead of it, an integer of 0 to 2**63 - 1: the same seed gives the same samples.
+
+    Attributes:
+        num_samples, num_elites: of a problem, in a full step.
+        batch_shape, event_shape: the two parts of mu's shape.
+        dtype: of the samples.
+        maximize: whether the greatest scores are best.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it.

@@ -26,7 +26,7 @@ class Result:
     mu: Any  #: the last mean, for noisy functions a better choice than the luckiest sample
     sigma: Any  #: the last standard deviation
     steps: int  #: how many were done
-    evaluations: int  #: how often the function was evaluated for each problem
+    evaluations: int  #: how many samples of each problem were scored
     stopped_by: Any  #: the callback that stopped it, or None
     history: History  #: the scores by step
     method: CrossEntropyMethod  #: to go on with
@@ -116,7 +116,8 @@ def minimize(
 
     Args:
         function: takes samples ``(*batch, num_samples, *event)`` in the library of mu, and returns their scores
-            ``(*batch, num_samples)``. It neither changes the samples nor keeps them: the next step's take their place.
+            ``(*batch, num_samples)``. It may change the samples in place, to repair or round them, but not keep them:
+            the next step's take their place.
         mu, sigma: as those of `CrossEntropyMethod`.
         num_samples: in each step; by default 10 for each dimension, and at least 50.
         steps: how many at most.
@@ -129,7 +130,7 @@ def minimize(
         options: the other arguments of `CrossEntropyMethod`.
 
     Returns:
-        A `Result`: the best x and its score, the last mu and sigma, and how it went.
+        A `Result`, which has the best x and its score, the last mu and sigma, and how it went.
 
     Raises:
         TypeError, ValueError: an argument, or what ``function`` returns, is not as described; the message names it.

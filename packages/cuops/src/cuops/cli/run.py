@@ -1,8 +1,8 @@
 """Run an operator on files: .npy and .safetensors, of any size.
 
 Files are mapped into memory and go through the GPU, or the CPU where there is none, in chunks of rows. OUT appears when
-all is done, and takes the place of a file of that name, IN or another. A tensor of a .safetensors file with several is
-named as FILE.safetensors:NAME.
+all is done, and takes the place of a file of that name, also of IN. It may not be another file that is read, nor a
+.safetensors file of several tensors. A tensor of one with several is named as FILE.safetensors:NAME.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class Replacement:
 
     Attributes:
         replaced: (path, class) of every module that was replaced.
-        left: (path, class, reason) of every module that was not, though it has the name or a base that says RMSNorm.
+        left: (path, class, reason) of every module that was not, but whose class is known, derives from a known one, or
+            has RMSNorm in its name.
     """
 
     def __init__(self, model: torch.nn.Module, places: list[_Place], left: list[tuple[str, type, str]]) -> None:
@@ -102,7 +103,7 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
             than x, and maybe a residual, or that saves or loads a state of its own, is left alone.
 
     Returns:
-        A `Replacement`: `print` it to see what was replaced; its `undo()` puts the old modules back.
+        A `Replacement`, which prints what was replaced, and whose `undo()` puts the old modules back.
 
     Raises:
         TypeError: model is not a module, or `also` is not of classes and formulas.

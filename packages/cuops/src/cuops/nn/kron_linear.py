@@ -25,6 +25,9 @@ class KronLinear(torch.nn.Module):
         device: where the parameters are made.
         dtype: of the parameters: float64, float32, float16 or bfloat16.
 
+    ``in_features`` and ``out_features`` are the two products, as those of `torch.nn.Linear`; ``in_factors`` and
+    ``out_factors`` are tuples.
+
     The factors are ``factors.0`` to ``factors.n-1`` of the state_dict, each ``(out_factors[k], in_factors[k])``. They
     start uniformly random. On average over draws, entries of their product, and thus y, have the variance of a new
     `torch.nn.Linear`; that of one draw scatters around it, widely where there are many small factors.
