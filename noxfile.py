@@ -27,7 +27,7 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 DIST = Path("dist")
-TESTED_ROW = "cu121"  # of cuda.toml, where one backend is enough
+TESTED_ROW = "cu121" if platform.machine() == "x86_64" else "cu128"  # of cuda.toml, where one backend is enough
 TRAIN = {"PYTHONPATH": "build_backend"}
 WORKERS = ("-n", str(len(os.sched_getaffinity(0))))  # of pytest
 
@@ -106,6 +106,10 @@ def wheels(session: nox.Session) -> None:
         built = build(session, options.rows or list(wheelhouse.CUDA), DIST, options.machine)
     locked(session, "contract")
     session.run("pytest", *WORKERS, "tests/test_wheels.py", f"--wheels={DIST}")
+    if options.built:  # which may go up next, for good
+        locked(session, "release")
+        rows = [row for row in wheelhouse.CUDA if any(DIST.glob(f"cuops_{row}-*.whl"))]
+        train(session, "release.nightly", "try", f"--dist={DIST}", "--rows", *rows)
     for wheel in built:
         session.log(f"{wheel}: {wheel.stat().st_size / 1e6:.2f} MB")
 
@@ -137,7 +141,8 @@ def sanitizer_of(session: nox.Session) -> str:
             Path(session.virtualenv.location).resolve().glob("lib/*/site-packages/nvidia/*/bin/compute-sanitizer")
         )
         found = next(map(str, installed), None)
-    return found or session.error("compute-sanitizer, which comes with a CUDA toolkit, is not here")
+    where = "a CUDA toolkit" if session.venv_backend == "none" else "nvidia-cuda-sanitizer-api"
+    return found or session.error(f"compute-sanitizer, which comes with {where}, is not here")
 
 
 def unclean(logs: Path, workers: int) -> list[str]:
@@ -222,7 +227,9 @@ def audit(session: nox.Session) -> None:
         except nox.command.CommandFailed:
             failed.append(pins.name)
     if failed:
-        session.error(f"vulnerable, or not to be told: {', '.join(failed)}")
+        stems = " ".join(name.removesuffix(".txt") for name in failed)
+        raised = f"to raise a pin: nox -s lock -- {stems} --upgrade PACKAGE"
+        session.error(f"vulnerable, or not to be told: {', '.join(failed)}; {raised}")
 
 
 @nox.session

@@ -1,6 +1,6 @@
 # What the nox sessions need (but gh for `github`, compute-sanitizer for `sanitize`, docker for cibuildwheel), for a clone at /work:
 # docker run --rm -it --user "$(id -u):$(id -g)" -v "$PWD:/work" IMAGE nox -l
-ARG BASE=docker.io/library/python:3.13-slim-bookworm
+ARG BASE=docker.io/library/python:3.13-slim-trixie
 
 FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -1,6 +1,6 @@
 # One CUDA version of cuops, on a slim Python, for a machine whose driver comes from the NVIDIA container toolkit.
 # `nox -s docker` builds it, from a folder with dist/ and requirements/.
-ARG BASE=docker.io/library/python:3.13-slim-bookworm
+ARG BASE=docker.io/library/python:3.13-slim-trixie
 
 FROM ${BASE} AS build
 ARG CUDA=cu121
@@ -15,7 +15,8 @@ RUN python3 -m venv /tmp/pip \
  && python3 -m venv --without-pip /opt/cuops \
  && pip() { /tmp/pip/bin/pip --python /opt/cuops/bin/python "$@"; } \
  && pip install --no-compile --require-hashes -r /tmp/context/requirements/runtime.txt \
- && pip install --no-compile --no-deps --find-links /tmp/context/dist ${INDEX:+--extra-index-url "$INDEX"} "cuops==$VERSION" "cuops-$CUDA==$VERSION" \
+ && if [ -n "$INDEX" ]; then set -- --extra-index-url "$INDEX"; else set -- --no-index --find-links /tmp/context/dist; fi \
+ && pip install --no-compile --no-deps "$@" "cuops==$VERSION" "cuops-$CUDA==$VERSION" \
  && if [ -n "$TORCH" ]; then pip install --no-compile "$TORCH"; fi \
  && pip check \
  && rm -r /opt/cuops/lib/python3.*/site-packages/numpy/*/tests \

@@ -49,12 +49,16 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         push(root, remote, branch, made)
         return made
     if not history.messages:
-        raise ReleaseError(f"there is nothing to release: this commit is {history.version} already")
+        more = "; to finish it, run the workflow release on its tag" if remote else ""
+        raise ReleaseError(f"there is nothing to release: this commit is {history.version} already{more}")
     tag = f"v{version}" if version else "v{}.{}.{}".format(*history.next)
     if not TAG.fullmatch(tag):
         raise ReleaseError(f"--version: expected X.Y.Z, such as 1.0.0, got {version}")
     expect_to_follow(tag, history)
     if git(root, "tag", "--list", tag):
+        made_of, head = git(root, "log", "-1", "--format=%P", tag), git(root, "rev-parse", "HEAD")
+        if remote and tag in tags_of(root, remote) and made_of == head:
+            return tag  # by a run that is run again
         raise ReleaseError(f"the tag {tag} exists and is never moved: give a higher version with --version")
     before = git(root, "rev-parse", "HEAD").strip()
     try:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from . import ReleaseError, arguments, cut, wheels
 
+MOST_CHARACTERS = 125_000  # that GitHub takes as the text of a release
+
 
 def gh(*words: str, text: str = "") -> None:
     """Runs GitHub's command line, which reads GH_TOKEN; `text` goes to its input."""
@@ -29,12 +31,21 @@ def exists(tag: str) -> bool:
     )
 
 
+def shortened(text: str, tag: str) -> str:
+    """The text of a release, or as many of its lines as GitHub takes."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    end = text.rfind("\n", 0, MOST_CHARACTERS - 100)
+    return f"{text[:end]}\n\nThe rest is in CHANGELOG.md of {tag}.\n"
+
+
 def release(tag: str, folder: Path) -> None:
     """A GitHub release of a tag, with its part of the changelog, the wheels and their digests."""
     wheels.check_sums(folder)
     if wheels.one_version(folder) != tag.removeprefix("v"):
         raise ReleaseError(f"{folder} has the wheels of {wheels.one_version(folder)}, not of {tag}")
     text = cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v"))
+    text = shortened(text, tag)
     files = [str(path) for path in sorted(folder.iterdir())]
     if exists(tag):  # by an earlier run, which may have ended in the middle
         gh("release", "upload", tag, "--clobber", *files)

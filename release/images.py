@@ -125,7 +125,7 @@ class Engine:
         """Makes a slim image of Debian's packages with Python, without any registry; returns its name."""
         archive, name = folder / "base.tar", "localhost/cuops-base"
         done = subprocess.run(
-            ["mmdebstrap", *DEBIAN, "bookworm", str(archive)], capture_output=True, text=True, check=False
+            ["mmdebstrap", *DEBIAN, "trixie", str(archive)], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise ReleaseError(f"mmdebstrap failed:\n{done.stderr}")

@@ -13,6 +13,8 @@ from typing import Any
 
 import requests
 from packaging.version import Version
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from . import ReleaseError, wheels
 
@@ -61,10 +63,18 @@ def add(root: Path, release: list[wheels.Wheel]) -> None:
     write(root, pages)
 
 
-def prune(root: Path, keep: int) -> list[str]:
-    """Retention: removes all but the `keep` newest versions of every project; returns the versions that went."""
-    gone = {str(version) for version in versions(root)[:-keep]}
-    pages = projects(root)
+def prune(root: Path, keep: int, room: int = 800_000_000) -> list[str]:
+    """Retention: removes all but the `keep` newest versions of every project; returns the versions that went.
+
+    All together they have at most `room` bytes, unless the newest alone has more: GitHub Pages has a gigabyte.
+    """
+    pages, kept, held = projects(root), set[str](), 0
+    for version in map(str, reversed(versions(root)[-keep:])):
+        held += sum(f["size"] for files in pages.values() for f in files if f["filename"].split("-")[1] == version)
+        if kept and held > room:
+            break
+        kept.add(version)
+    gone = {str(version) for version in versions(root)} - kept
     for name, files in pages.items():
         for file in files:
             if file["filename"].split("-")[1] in gone:
@@ -87,17 +97,20 @@ def mirror(url: str, root: Path) -> None:
         part.rename(root)
 
 
-def _get(url: str) -> bytes:
-    answer = requests.get(url, timeout=600)
-    answer.raise_for_status()
-    return answer.content
-
-
 def _fetch(url: str, root: Path) -> None:
+    session, retry = requests.Session(), Retry(5, backoff_factor=1, status_forcelist=[429, 500, 502, 503, 504])
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry))
+
+    def get(url: str) -> bytes:
+        answer = session.get(url, timeout=600)
+        answer.raise_for_status()
+        return answer.content
+
     url = url.rstrip("/")
     if url.endswith("/simple"):
         raise ReleaseError(f"--mirror: expected the address above simple/, got {url}")
-    page = requests.get(f"{url}/simple/{JSON_PAGE}", timeout=60)
+    page = session.get(f"{url}/simple/{JSON_PAGE}", timeout=60)
     if page.status_code == requests.codes.not_found:
         print(f"{page.url} is not there: the index begins anew", file=sys.stderr)
         return
@@ -105,11 +118,11 @@ def _fetch(url: str, root: Path) -> None:
     pages = {}
     (root / "files").mkdir(parents=True)
     for project in page.json()["projects"]:
-        pages[project["name"]] = files = json.loads(_get(f"{url}/simple/{project['name']}/{JSON_PAGE}"))["files"]
+        pages[project["name"]] = files = json.loads(get(f"{url}/simple/{project['name']}/{JSON_PAGE}"))["files"]
         for file in files:
             for suffix, hashes in (("", file["hashes"]), (".metadata", file["core-metadata"])):
                 name = f"{file['filename']}{suffix}"
-                content = _get(f"{url}/files/{name}")
+                content = get(f"{url}/files/{name}")
                 if hashlib.sha256(content).hexdigest() != hashes["sha256"]:
                     raise ReleaseError(f"{url}: {name} is not the file that its page describes")
                 (root / "files" / name).write_bytes(content)

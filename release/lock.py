@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -63,9 +64,13 @@ def stale() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def main(names: list[str]) -> None:
-    """Resolves and writes the files named, or all; what is pinned already stays as long as it fits."""
-    wanted = inputs()
+def main(words: list[str]) -> None:
+    """Resolves and writes the files named, or all; what is pinned already stays where it fits, but for --upgrade."""
+    parser = argparse.ArgumentParser(prog="nox -s lock --", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="FILE", help="by its stem; by default all")
+    parser.add_argument("--upgrade", nargs="+", default=[], metavar="PACKAGE", help="to its newest version that fits")
+    options = parser.parse_args(words)
+    names, wanted = options.names, inputs()
     if unknown := [name for name in names if name not in wanted]:
         sys.exit(f"lock: there is no {', '.join(unknown)}; there are {', '.join(wanted)}")
     FOLDER.mkdir(exist_ok=True)
@@ -74,9 +79,10 @@ def main(names: list[str]) -> None:
             source = Path(folder, f"{name}.in")
             source.write_text("\n".join(wanted[name]))
             every = ("--universal", "--python-version", "3.10")  # Python from there on
-            options = (*every, "--generate-hashes", "--quiet", "--no-header", "--no-annotate")
-            command = (sys.executable, "-m", "uv", "pip", "compile", *options, "-o", FOLDER / f"{name}.txt", source)
-            subprocess.run(command, check=True)
+            flags = (*every, "--generate-hashes", "--quiet", "--no-header", "--no-annotate")
+            upgraded = (f"--upgrade-package={package}" for package in options.upgrade)
+            uv = (sys.executable, "-m", "uv", "pip", "compile", *flags, *upgraded)
+            subprocess.run([*uv, "-o", str(FOLDER / f"{name}.txt"), str(source)], check=True)
         print(f"requirements/{name}.txt: {len(pins(FOLDER / f'{name}.txt'))} pins")
 
 

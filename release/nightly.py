@@ -38,24 +38,25 @@ def try_out(folder: Path, rows: list[str]) -> None:
             install = (python, "-m", "pip", "install", "-q")
             try:
                 subprocess.run([*install, "--require-hashes", "-r", "requirements/runtime.txt"], check=True)
-                subprocess.run([*install, "--find-links", folder, f"cuops-{row}=={version}"], check=True)
+                # Of this folder and no other: pip would take an index's file of the same version before it.
+                subprocess.run([*install, "--no-index", "--find-links", folder, f"cuops-{row}=={version}"], check=True)
+                # Without a driver operators never load a backend's library, but the doctor does.
+                subprocess.run([python, "-m", "cuops", "doctor", "--allow-no-gpu"], cwd=scratch, check=True)
                 computed = subprocess.run(
                     [python, "-c", CHECK], cwd=scratch, check=True, stdout=subprocess.PIPE, text=True
                 )
             except subprocess.CalledProcessError:
-                raise ReleaseError(
-                    f"cuops-{row} {version} does not install or compute, so nothing is added to the index"
-                ) from None
+                raise ReleaseError(f"cuops-{row} {version} does not install, load or compute") from None
             said = computed.stdout.strip()
         if said != version:
             raise ReleaseError(f"cuops-{row} {version} says that it is {said}")
-        print(f"cuops-{row} {version} installs and computes in a clean environment")
+        print(f"cuops-{row} {version} installs, loads and computes in a clean environment")
 
 
 def main() -> None:
     """The command line of the steps of `nox -s nightly`."""
     parser = arguments.nightly()
-    parser.add_argument("step", choices=["decide", "add"])
+    parser.add_argument("step", choices=["decide", "try", "add"])
     parser.add_argument("--dist", type=Path, default=Path("dist"))
     options = parser.parse_args()
     try:
@@ -64,10 +65,13 @@ def main() -> None:
                 index.mirror(options.mirror, options.index)
             rows = options.rows or list(table.read(Path.cwd() / "cuda.toml"))
             version = decide(Path.cwd(), options.index, rows)
-            output(version=version or "")
+            is_release = "dev" not in read(Path.cwd()).version  # whose documentation is due, though its wheels are not
+            output(version=version or "", site="true" if version or is_release else "")
             print(version or "")
             return
         try_out(options.dist, options.rows)
+        if options.step == "try":
+            return
         release = wheels.read_set(options.dist, options.rows)
         index.add(options.index, release)
         gone = index.prune(options.index, KEEP)

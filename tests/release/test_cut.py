@@ -206,6 +206,18 @@ def test_a_tag_that_exists_at_the_origin_is_not_moved(clone):
         cut.cut(clone, "", None)
 
 
+def test_a_run_that_is_run_again_has_the_tag_that_it_made(clone):
+    before = git(clone, "rev-parse", "HEAD").strip()
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
+    made = git(clone, "rev-parse", "HEAD").strip()
+    git(clone, "reset", "--quiet", "--hard", before)  # as the checkout of the run leaves it
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
+    assert (git(clone, "rev-parse", "HEAD").strip(), git(clone, "rev-parse", "v0.3.1^{commit}").strip()) == (
+        before,
+        made,
+    )
+
+
 @pytest.mark.parametrize("fault", ["a hook", "a commit that is not here", "the same tag meanwhile", "no answer"])
 def test_nothing_stays_behind_after_a_push_that_was_refused(clone, monkeypatch, fault):
     origin = clone.parent / "origin.git"

@@ -94,6 +94,7 @@ def test_retention_keeps_the_newest_of_every_project(release, tmp_path):
     assert left == {"0.2.0.dev10", "0.2.0.dev11"}
     assert index.prune(root, 2) == []
     assert len(json.loads((root / "simple/cuops-cu118/index.json").read_text())["files"]) == 2
+    assert index.prune(root, 2, room=1) == ["0.2.0.dev10"], "the newest alone, where there is no room for more"
 
 
 def test_the_same_wheel_may_come_twice_and_another_under_its_name_may_not(release, tmp_path):
@@ -140,17 +141,16 @@ def test_the_folder_of_an_index_is_no_address_and_no_file(tmp_path, capsys):
         assert f"--index: expected a folder, got {wrong}" in capsys.readouterr().err
 
 
-def test_a_wheel_that_does_not_install_ends_the_night_with_its_name(release, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("step", ["-r", "--find-links", "doctor", "-c"])
+def test_a_wheel_that_does_not_install_or_load_ends_the_night_with_its_name(release, monkeypatch, capfd, step):
     def run(command, **options):
-        done = [sys.executable, "-c", "import sys; sys.exit('libfoo.so.3 is missing')"] if "-c" in command else ["true"]
+        done = [sys.executable, "-c", "import sys; sys.exit('libfoo.so.3 is missing')"] if step in command else ["true"]
         return subprocess_run(done, **options)
 
     subprocess_run = subprocess.run
     monkeypatch.setattr(nightly.venv, "create", lambda *_, **__: None)
     monkeypatch.setattr(nightly.subprocess, "run", run)
-    with pytest.raises(
-        ReleaseError, match=r"cuops-cu118 0\.2\.0\.dev3 does not install or compute, so nothing is added"
-    ):
+    with pytest.raises(ReleaseError, match=r"cuops-cu118 0\.2\.0\.dev3 does not install, load or compute"):
         nightly.try_out(release("0.2.0.dev3"), list(ROWS))
     assert "libfoo.so.3 is missing" in capfd.readouterr().err
 

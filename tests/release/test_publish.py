@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_wheels import ROWS, write_sums, write_wheel
 
-from release import ReleaseError, publish, servers, wheels
+from release import ReleaseError, github, publish, servers, wheels
 
 NAMES = {"cuops", "cuops-cu118", "cuops-cu121"}
 
@@ -196,3 +196,11 @@ def test_the_bill_of_materials_is_valid_cyclonedx():
     names = {component["name"] for component in json.loads(bill)["components"]}
     assert names == {"nvidia-cuda-nvrtc-cu12", "apache-tvm-ffi", "ziglang"}
     assert bill == sbom.cyclonedx("cuops-cu121", "1.0.0", "Apache-2.0 AND MIT", ["nvidia-cuda-nvrtc-cu12==12.1.105"])
+
+
+def test_a_changelog_that_github_does_not_take_ends_with_where_the_rest_is():
+    line = "* a change\n"
+    assert github.shortened(line * 10, "v1.0.0") == line * 10
+    short = github.shortened(line * 20_000, "v1.0.0")
+    assert len(short) <= github.MOST_CHARACTERS
+    assert set(short.splitlines()) == {line.strip(), "", "The rest is in CHANGELOG.md of v1.0.0."}
