@@ -1,6 +1,6 @@
 """A step of the Cross-Entropy Method (ask, a cheap score, tell) beside plain PyTorch, torch.compile and EvoTorch.
 
-python -m benchmarks cem [--quick] [--output FOLDER]
+python -m benchmarks cem [--quick --output FOLDER | --output FOLDER]
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         options.device = cases.device(options.device)
-        given, options.output = options.output, output(options.output, options.device)
-        if options.quick and given is None:
+        if options.quick and options.output is None:
             raise ValueError(f"--output: expected another folder than {RESULTS} with --quick")
+        options.output = output(options.output, options.device)
     except (CuopsError, ValueError) as error:
         parser.error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)

@@ -162,7 +162,7 @@ def test_integers_are_numbers_in_lists_and_arrays_of_numpy(kind):
         ),
         (
             TypeError,
-            "n_samples: expected one of mu, sigma, num_samples, elites",
+            "n_samples: expected one of mu, sigma, num_samples, .* steps, callbacks, progress",
             lambda: cem.minimize(abs, [0.0], 1.0, n_samples=10),
         ),
         (

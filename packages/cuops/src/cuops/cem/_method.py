@@ -205,7 +205,10 @@ class CrossEntropyMethod:
 
     @property
     def population(self) -> Any:
-        """What ``ask`` gave last; empty before the first one."""
+        """What ``ask`` gave last; empty where none did since the method was made.
+
+        So it is where a state from between two steps was loaded since, or ``reset`` dropped the only ones.
+        """
         return self._views(self._asked or self._evaluated)[1]
 
     @outside_of_graphs
@@ -290,7 +293,7 @@ class CrossEntropyMethod:
         Raises:
             TypeError: steps is not an integer, or sigma neither a number nor an array like mu.
             ValueError: steps is not from 0 to the horizon; sigma is on another device, of a shape that does not
-                broadcast to mu's, not finite, or below 0.
+                broadcast to mu's, not finite, or below 0; or the mean is not finite, after which `reset` starts anew.
         """
         horizon = self.event_shape[0]
         steps = _arguments.integer("steps", steps, 0, horizon)

@@ -60,8 +60,8 @@ class EarlyStopping:
         tolerance: see patience.
         every: look every so many steps only: each look waits for the GPU.
 
-    Raises ValueError where there is nothing to stop for, or patience or every is less than 1; TypeError for what is no
-    number.
+    Raises ValueError where there is nothing to stop for, patience or every is less than 1, sigma or tolerance is below
+    0, or a number is not finite; TypeError for what is no number.
     """
 
     target: float | None = None
@@ -124,7 +124,8 @@ def minimize(
         callbacks: called after each step with the method and the history; what returns true stops the search.
         progress: whether to show a bar, with the best score of the first problem.
         vectorized: False where ``function`` takes one x, ``(*event)``, and returns a real number, or an array with one.
-            Where it is written for one x, and this is left out, its results are taken for those of all samples.
+            Where this is left out for such a function, results that happen to have the shape of all scores are taken
+            for these; others are refused.
         cuda_graph: whether to capture a step in a CUDA graph and to replay it, which saves the time of launching; see
             `CrossEntropyMethod.capture`.
         options: the other arguments of `CrossEntropyMethod`.
@@ -164,7 +165,8 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
         raise TypeError("maximize: expected no such argument, as minimize and maximize say it by their names")
     known = inspect.signature(CrossEntropyMethod).parameters
     if unknown := [name for name in options if name not in known]:
-        raise TypeError(f"{unknown[0]}: expected one of {', '.join(name for name in known if name != 'maximize')}")
+        own = "steps", "callbacks", "progress", "vectorized", "cuda_graph"
+        raise TypeError(f"{unknown[0]}: expected one of {', '.join(n for n in (*known, *own) if n != 'maximize')}")
     callbacks = [callbacks] if callable(callbacks) or not isinstance(callbacks, Iterable) else list(callbacks)
     for name, value in (("function", function), *(("callbacks", callback) for callback in callbacks)):
         if not callable(value):

@@ -108,7 +108,7 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     Raises:
         TypeError: model is not a module, or `also` is not of classes and formulas.
         ValueError: model itself is to be replaced, which nothing inside it can do, a formula of `also` names an
-            attribute that a module lacks, or a class of `also` is PyTorch's own, but for its RMSNorm.
+            attribute that a module lacks, or a class of `also` has a forward of PyTorch's own, but for its RMSNorm's.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__qualname__}")
@@ -120,8 +120,9 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     for cls, formula in also.items():
         if not isinstance(cls, type) or not isinstance(formula, Formula):
             raise TypeError(f"also: expected classes with their cuops.nn.Formula, got {cls!r}: {formula!r}")
-        if cls.__module__.startswith("torch.nn.modules.") and cls is not torch.nn.RMSNorm:
-            raise ValueError(f"also: expected classes of RMSNorm's formula, got torch.nn.{cls.__qualname__}")
+        owner = next((base for base in cls.__mro__ if "forward" in vars(base)), cls)
+        if owner.__module__.startswith("torch.nn.modules.") and owner not in (torch.nn.Module, torch.nn.RMSNorm):
+            raise ValueError(f"also: expected classes of RMSNorm's formula, got {cls.__module__}.{cls.__qualname__}")
     itself = type(model._orig_mod if _is_wrapped(model) else model)
     if _known_formula(itself, also):
         raise ValueError(f"model: expected a module with RMSNorm modules in it, got a {itself.__qualname__} itself")
