@@ -5,6 +5,7 @@ from __future__ import annotations
 import cuops
 import torch
 from kron_samples import SAMPLES, arguments, definition, exact_gradients
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def test_forward_mode_differentiation_of_a_gradient_whose_graph_is_there(device):
@@ -47,3 +48,13 @@ def test_results_may_be_written_into(device):
     for shape, factors in (((0, 4), [w]), ((2, 0), [w[:, :0]])):
         x = torch.ones(shape, dtype=torch.float64, device=device, requires_grad=True)
         cuops.kron_linear(x, factors).add_(1).sum().backward()
+
+
+def test_a_graph_has_the_gradients_of_a_forward_that_it_has_not_seen(device):
+    x, factors, _ = arguments(SAMPLES["both"], torch.float64, device)
+    inputs = [x.requires_grad_(), *(w.requires_grad_() for w in factors)]
+    y = cuops.kron_linear(x, factors)
+    traced = make_fx(lambda dy: torch.autograd.grad(y, inputs, dy, retain_graph=True))(torch.ones_like(y))
+    assert "kron_linear_bwd" in traced.code
+    dy = torch.randn_like(y)
+    torch.testing.assert_close(traced(dy), torch.autograd.grad(y, inputs, dy))

@@ -49,6 +49,9 @@ def test_pytorchs_default_of_eps_is_told_its_number(device):
 def test_a_list_is_told_how_it_becomes_an_array(values):
     with pytest.raises(TypeError, match=r"^x: expected a torch.Tensor, .*; numpy.asarray makes one on the CPU$"):
         cuops.rms_norm(values)
+    for x, how in ((torch.ones(2, 1), "torch.as_tensor makes one"), (np.ones((2, 1)), "numpy.asarray makes one")):
+        with pytest.raises(TypeError, match=f"^weight: expected a torch.Tensor, .*; {how}"):
+            cuops.rms_norm(x, [1.5])
 
 
 def test_in_place_needs_a_writable_matrix(device):

@@ -82,7 +82,7 @@ struct RmsNormBwdProblem {
   DType dtype, dy_dtype;  // of h and all else, of dy
   RowStarts starts;
   bool vector_weight;  // starts at a multiple of 16 bytes
-  bool common;         // a weight, dy of h's dtype as that, which is not float64; no offset, no gradient for a bias
+  bool common;         // a weight and dy of h's dtype, which is not float64; no offset, no gradient for a bias
   bool similar;        // or common but for an offset, or a weight of the dtype of the sums
   bool weighted;       // there is a weight
   bool wide_weight;    // of the dtype of the sums, which is another than h's

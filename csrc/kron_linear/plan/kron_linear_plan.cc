@@ -4,6 +4,8 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
 
+#include <algorithm>
+
 #include "host/error.h"
 #include "kron_linear/kron_factors.h"
 #include "kron_plan.h"

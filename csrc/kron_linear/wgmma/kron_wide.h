@@ -44,8 +44,9 @@ struct KronWideParams {
   const void* bias;
   long long rows, bias_lead;
   KronFactor factors[2];
-  int columns;   // beyond the only factor, or 0: a sample is all that has the same of them, 64 at a time
-  int box_rows;  // of x, that one copy takes; 0 where no tensor map brings them: what the host makes the map by, as with the next
+  int columns;  // beyond the only factor, or 0: a sample is all that has the same of them, 64 at a time
+  // For the host, which makes the map: rows of x that one copy takes, 0 where no map brings them; whether they are rounded to TF32.
+  int box_rows;
   bool as_tf32;
 };
 static_assert(sizeof(KronWideParams) == 384, "host and device must agree on the layout");

@@ -83,10 +83,15 @@ def no_refused_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name}: got a torch.Tensor, and PyTorch does not serve: {failure}")
 
 
-def _described(value: Any) -> str:
-    """The kind of what is no array, and how it becomes one."""
-    makes_one = isinstance(value, (list, tuple)) or hasattr(type(value), "__array__")
-    return type(value).__qualname__ + ("; numpy.asarray makes one on the CPU" if makes_one else "")
+def _described(value: Any, like: Any) -> str:
+    """The kind of what is no array, and how it becomes one like `like`."""
+    how = ""
+    if isinstance(value, (list, tuple)) or hasattr(type(value), "__array__"):
+        if is_tensor(like):
+            how = "; torch.as_tensor makes one"
+        elif like is None or is_ndarray(like):
+            how = "; numpy.asarray makes one on the CPU"
+    return type(value).__qualname__ + how
 
 
 def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None:
@@ -105,7 +110,7 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         no_refused_tensor(name, value)
         if isinstance(value, type) or not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
             wanted = "a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__"
-            raise TypeError(f"{name}: expected {wanted}, got {_described(value)}")
+            raise TypeError(f"{name}: expected {wanted}, got {_described(value, like)}")
     if is_ndarray(value) and not value.dtype.isnative:
         raise TypeError(f"{name}: expected this machine's byte order, got {value.dtype.str}")
     if dtype_name(value.dtype) not in DTYPES:

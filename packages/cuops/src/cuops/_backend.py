@@ -200,7 +200,7 @@ def code_for(backend: Backend, capability: tuple[int, int]) -> str:
     other = suggested().removeprefix("cuops-")
     raise errors.UnsupportedArchitectureError(
         f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}",
-        f"pip install cuops-{other}" if other in CODE and _code(*CODE[other], capability) else None,
+        f"pip install {_of_this_version(other)}" if other in CODE and _code(*CODE[other], capability) else None,
     )
 
 

@@ -233,7 +233,8 @@ def _check(
         _arguments.array("residual", residual, x)
         if residual.shape != x.shape:
             raise ValueError(f"residual: expected x's shape {tuple(x.shape)}, got {tuple(residual.shape)}")
-    if isinstance(weight, (tuple, list, int)):  # which torch.nn.functional.rms_norm has in its place
+    is_sizes = isinstance(weight, int) or (isinstance(weight, (tuple, list)) and _arguments.are_integers(weight))
+    if is_sizes:  # which torch.nn.functional.rms_norm has in its place
         raise TypeError(f"weight: expected an array, got sizes; for these: normalized_shape={weight!r}")
     shape = None if normalized_shape is None else _arguments.sizes("normalized_shape", normalized_shape)
     if shape is not None:

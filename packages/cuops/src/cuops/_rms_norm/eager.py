@@ -61,6 +61,8 @@ def direct(x, residual, weight, bias, eps, weight_offset):  # type: ignore[no-un
 
 
 def _empty_sum(x: Tensor, residual: Tensor) -> Tensor:
+    if x.dtype == residual.dtype and x.is_contiguous():
+        return _empty_like(x)
     return _empty_like(x, dtype=_promote_types(x.dtype, residual.dtype), memory_format=_contiguous)
 
 
