@@ -10,7 +10,7 @@ from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
-from cuops_build import host, sbom, table
+from cuops_build import cache, host, sbom, table
 from cuops_build.nvrtc import compile_images, pack
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
@@ -50,6 +50,7 @@ class Contents(BuildHookInterface):
         images = pack(compile_images(cuda, root / "csrc", jobs))
         runtime.join()
         library = host.link_library(objects, images, machine)
+        cache.prune()
         facts = {
             "name": cuda.name,
             "version": self.metadata.version,

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -39,10 +40,14 @@ def made_directory() -> Path:
 
 def load(name: str) -> bytes | None:
     """The product of that name, or None."""
+    path = directory() / name
     try:
-        return (directory() / name).read_bytes()
+        product = path.read_bytes()
     except FileNotFoundError:
         return None
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # gone since, or of a cache that is another user's
+        os.utime(path)  # which `prune` looks at
+    return product
 
 
 def store(name: str, product: bytes) -> None:
@@ -50,6 +55,15 @@ def store(name: str, product: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=made_directory(), delete=False) as file:
         file.write(product)
     Path(file.name).replace(directory() / name)
+
+
+def prune(days: float = 30) -> None:
+    """Removes the products that no build has asked for in so many days."""
+    oldest = time.time() - days * 86400
+    for path in directory().iterdir():
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            if path.is_file() and path.suffix != ".lock" and path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 @contextlib.contextmanager
