@@ -175,11 +175,12 @@ def sanitize(session: nox.Session) -> None:
     }
     wrong = []
     for tool, (marked, environment) in itertools.product(options.tools, runs.items()):
-        # A sanitizer for each worker, as one alone has all of them wait for it.
+        # A sanitizer for each worker, as one alone has all of them wait for it. Workers begin with tests that are
+        # neighbours, which have kernels in common: each sanitizer has to read those that its tests use.
         logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
         sanitized = (sanitizer, f"--tool={tool}", *special.get(tool, (ours,)), *common, f"--log-file={logs}/%p")
         worker = shlex.join((*sanitized, "python"))
-        workers = ("--dist=load", f"--tx={options.workers}*popen//python={worker}")
+        workers = ("--dist=worksteal", f"--tx={options.workers}*popen//python={worker}")
         settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
         try:
             chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options)
