@@ -215,3 +215,21 @@ def test_what_is_no_wheel_is_named(release, name, content, message):
     (folder / name).write_bytes(content)
     with pytest.raises(ReleaseError, match=f"{name}: {message}"):
         wheels.check_sums(folder) if name == "SHA256SUMS" else wheels.read_set(folder, list(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.2.0.dev4", "version=0.2.0.dev4\nsite=true\n"),
+        ("0.2.0.dev3", "version=\nsite=\n"),
+        ("0.2.0", "version=\nsite=true\n"),
+    ],
+    ids=["new", "published", "a release"],
+)
+def test_a_night_publishes_documentation_that_is_not_there_yet(release, tmp_path, monkeypatch, version, said):
+    add(tmp_path / "index", release("0.2.0.dev3"))
+    monkeypatch.setattr(nightly, "read", lambda _: type("History", (), {"version": version}))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "said"))
+    monkeypatch.setattr(sys, "argv", ["nightly", "decide", "--index", str(tmp_path / "index"), "--rows", *ROWS])
+    nightly.main()
+    assert (tmp_path / "said").read_text() == said

@@ -56,7 +56,8 @@ class EarlyStopping:
     Args:
         target: stop when the best score is at least as good.
         sigma: stop when the mean of the standard deviations is at most this.
-        patience: stop when so many steps have improved the best score by no more than `tolerance`.
+        patience: stop when so many steps have improved the best score by no more than `tolerance`. A lucky first sample
+            is hard to beat while sigma is wide: 20 and more steps, or sigma, are safer.
         tolerance: see patience.
         every: look every so many steps only: each look waits for the GPU.
 
