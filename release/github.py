@@ -44,8 +44,7 @@ def release(tag: str, folder: Path) -> None:
     wheels.check_sums(folder)
     if wheels.one_version(folder) != tag.removeprefix("v"):
         raise ReleaseError(f"{folder} has the wheels of {wheels.one_version(folder)}, not of {tag}")
-    text = cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v"))
-    text = shortened(text, tag)
+    text = shortened(cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v")), tag)
     files = [str(path) for path in sorted(folder.iterdir())]
     if exists(tag):  # by an earlier run, which may have ended in the middle
         gh("release", "upload", tag, "--clobber", *files)

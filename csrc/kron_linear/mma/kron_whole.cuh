@@ -1,5 +1,5 @@
-// What kron_linear_whole.cu works with: the factors and the tile in shared memory, as float16 scaled by powers
-// of two: the sum of two numbers, or for TF32 one. A tile of 16 bits is taken as it is.
+// What kron_linear_whole.cu works with: the factors and the tile in shared memory, as float16 scaled by powers of two: the sum of
+// two numbers, or for TF32 one. A tile of 16 bits is taken as it is.
 #pragma once
 
 #include "kron_linear/kron_magnitudes.cuh"

@@ -304,10 +304,10 @@ def _fwd_dlpack(x, residual, weight, bias, eps, weight_offset, out_dtype, with_r
     views = [None if a is None else _dlpack.view(a) for a in (x, residual, weight, bias)]
     y = _dlpack.empty(x.shape, _arguments.dtype_name(out_dtype or dtype), x)
     h = None if residual is None else _dlpack.empty(x.shape, h_dtype, x)
-    rstd = _dlpack.empty(x.shape[:-1], _arguments.accumulator(h_dtype), x) if with_rstd else None
-    no_elements = with_rstd and x.shape[-1] == 0  # of a row, of whose mean of squares the library knows nothing
-    _backend.library().rms_norm_fwd(y, h, None if no_elements else rstd, *views, eps, weight_offset)
+    wide, no_elements = _arguments.accumulator(h_dtype), x.shape[-1] == 0
+    rstd = _dlpack.empty(x.shape[:-1], wide, x) if with_rstd and not no_elements else None
+    _backend.library().rms_norm_fwd(y, h, rstd, *views, eps, weight_offset)
     y, h, rstd = (None if result is None else _dlpack.give_back(result, x) for result in (y, h, rstd))
-    if no_elements:
-        rstd = _dlpack.full(x.shape[:-1], eps**-0.5 if eps > 0 else 0.0, _arguments.accumulator(h_dtype), x)
+    if with_rstd and no_elements:  # of rows, of whose mean of squares the library knows nothing
+        rstd = _dlpack.full(x.shape[:-1], eps**-0.5 if eps > 0 else 0.0, wide, x)
     return y, h, rstd

@@ -58,7 +58,7 @@ def sample_dlpack(given, shape, sizes, draw, dtype, generator, seed, out):  # ty
     wide = _arguments.accumulator(name)
 
     def view(value: Any, as_dtype: str) -> Any:
-        spread = hasattr(value, "shape") and value.size > 1
+        spread = hasattr(value, "shape") and value.size != 1
         with _dlpack.on_device_of(mu):
             array = xp.broadcast_to(xp.asarray(value), shape) if spread else xp.full(1, value, as_dtype)
             return _dlpack.view(array.astype(as_dtype).copy())
@@ -86,7 +86,7 @@ def _inwards(bound: Any, name: str, up: bool) -> Any:
         return bound
     exact = np.asarray(bound.get() if hasattr(bound, "get") else bound)  # CuPy's leave the GPU when they are told to
     rounded = rounded_inwards(exact, _arguments.numpy_dtype("dtype", name), up)
-    return rounded if rounded.size > 1 else float(rounded.reshape(()))
+    return float(rounded.reshape(())) if rounded.size == 1 else rounded
 
 
 def _seeded(draw: Draw, generator: Any, seed: Any, is_empty: bool) -> Draw:
