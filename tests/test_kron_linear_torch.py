@@ -121,12 +121,18 @@ def test_compiled_graphs_call_the_operator(device):
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # as torch.compile does it
 def test_compiles_in_a_backward_and_with_factors_that_are_made_on_the_way(device):
     class Rotation(torch.autograd.Function):
-        forward = staticmethod(lambda _, x: cuops.kron_linear(x, map(torch.neg, factors)))
-        backward = staticmethod(lambda _, dy: cuops.rms_norm(cuops.kron_linear(dy, [w.mT for w in factors])))
+        @staticmethod
+        def forward(ctx, x, *factors):
+            ctx.save_for_backward(*factors)
+            return cuops.kron_linear(x, map(torch.neg, factors))
+
+        @staticmethod
+        def backward(ctx, dy):
+            return cuops.rms_norm(cuops.kron_linear(dy, [w.mT for w in ctx.saved_tensors])), None, None
 
     x, factors, _ = arguments(SAMPLES["both"], device=device)
-    y = torch.compile(lambda x: Rotation.apply(x), fullgraph=True, backend="aot_eager")(x.requires_grad_())
-    want = Rotation.apply(x)
+    y = torch.compile(Rotation.apply, fullgraph=True, backend="aot_eager")(x.requires_grad_(), *factors)
+    want = Rotation.apply(x, *factors)
     torch.testing.assert_close(y, want)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(want.sum(), x))
 

@@ -151,6 +151,7 @@ def test_numbers_of_numpy_compile(device):
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), want)
 
 
+@pytest.mark.filterwarnings("ignore:Unable to find the path of the module:UserWarning")  # of PyTorch 2.7
 def test_a_size_that_is_a_symbol_stays_one():
     class OfAnyWidth(torch.nn.Module):
         def forward(self, x):
