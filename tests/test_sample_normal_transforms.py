@@ -8,10 +8,6 @@ import torch
 from torch.autograd import forward_ad
 
 BOUNDS = [{}, {"low": -1.0}]
-# Its tracer takes the integers of a draw for NumPy's, ends there, and cannot go on within a transform.
-NOT_BY_2_7 = pytest.mark.xfail(
-    torch.__version__.startswith("2.7."), reason="PyTorch 2.7", raises=RuntimeError, strict=True
-)
 
 
 def samples(mu, bounds):
@@ -19,7 +15,7 @@ def samples(mu, bounds):
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=["unbounded", "bounded"])
-@pytest.mark.parametrize("backend", [pytest.param("eager", marks=NOT_BY_2_7), "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_transforms_are_those_of_eager_calls(bounds, backend, device):
     torch.compiler.reset()
     mu = torch.tensor([0.1, -2.0, 3.0], device=device)
@@ -32,6 +28,24 @@ def test_compiled_transforms_are_those_of_eager_calls(bounds, backend, device):
         want = transform(mu)
         assert want.abs().sum() > 0
         torch.testing.assert_close(torch.compile(transform, backend=backend)(mu), want)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=["unbounded", "bounded"])
+def test_compiled_transforms_leave_the_noise_to_one_operator(bounds, device):
+    found = []
+
+    def backend(module, _):
+        found.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    def draw(mu, seed):
+        return cuops.sample_normal(mu, 1.0, 4, seed=seed, **bounds)
+
+    mu, seeds = torch.tensor([0.1, -2.0, 3.0], device=device), torch.tensor([[5], [6]], device=device)
+    over_seeds = torch.vmap(torch.func.jacfwd(draw), (None, 0))
+    slopes = torch.compile(over_seeds, fullgraph=True, backend=backend)(mu, seeds)
+    assert "cuops.sample_normal_noise" in found
+    torch.testing.assert_close(slopes, torch.stack([torch.func.jacfwd(draw)(mu, seed) for seed in (5, 6)]))
 
 
 def squares(mu):

@@ -218,7 +218,13 @@ def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precis
     import numpy as np
     import torch
 
-    if device.type == "cpu" and isinstance(draw.seed, int) and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        numbers = torch.arange(columns.start, columns.stop, device=device)
+        seed, stream, *layout = draw
+        is_state = isinstance(seed, torch.Tensor)
+        numbered = (torch.stack([seed, seed * 0 + stream]), 0, 0) if is_state else (None, seed, stream)
+        return torch.ops.cuops.sample_normal_noise(numbers, *numbered, *layout, precise, uniform)
+    if device.type == "cpu" and isinstance(draw.seed, int):
         return torch.from_numpy(_noise.noise(np, draw, np.arange(columns.start, columns.stop), precise, uniform))
     numbers = torch.arange(columns.start, columns.stop, device=device)
     return _noise.noise(torch, draw, numbers, precise, uniform)

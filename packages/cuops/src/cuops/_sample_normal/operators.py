@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from .. import _arguments, _backend, _higher_derivatives, reference
 from .._transforms import is_transformed
 from . import checks
 from .bounds import rounded_inwards
-from .noise import Draw, sizes_of
+from .noise import Draw, noise, sizes_of
 from .quantile import Once
 from .random_state import expect_random_state, random_state
 
@@ -29,6 +30,10 @@ library.define(
     f"sample_normal_bwd(Tensor grad, Tensor mu, Tensor sigma, Tensor? low, Tensor? high, {DRAW}) "
     "-> (Tensor dmu, Tensor dsigma, Tensor dlow, Tensor dhigh)"
 )
+
+# The noise of the formula: hundreds of operations, for which compilers take long. Products of int64 wrap around in some of
+# them, which compilers to C++ take to be impossible.
+library.define(f"sample_normal_noise(Tensor columns, {DRAW}, bool precise, bool uniform) -> Tensor")
 
 
 def draw_of(state: Tensor | None, seed: int, stream: int, *layout: Any) -> Draw:
@@ -102,15 +107,33 @@ def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sampl
     return dmu, dsigma, mu.new_empty(0), mu.new_empty(0)
 
 
+def _noise_cpu(columns, state, seed, stream, *rest):  # type: ignore[no-untyped-def]
+    *layout, precise, uniform = rest
+    draw = draw_of(*_numbers(state, seed, stream), *layout)
+    return torch.from_numpy(noise(np, draw, columns.numpy(), precise, uniform))
+
+
+def _noise_cuda(columns, *rest):  # type: ignore[no-untyped-def]
+    *draw, precise, uniform = rest
+    return noise(torch, draw_of(*draw), columns, precise, uniform)
+
+
 library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
 library.impl("sample_normal_bwd", _bwd_cuda, "CUDA")
+library.impl("sample_normal_noise", _noise_cuda, "CUDA")
 library.impl("sample_normal_fwd", _fwd_cpu, "CPU")
 library.impl("sample_normal_bwd", _bwd_cpu, "CPU")
+library.impl("sample_normal_noise", _noise_cpu, "CPU")
 
 
 @torch.library.register_fake("cuops::sample_normal_fwd", lib=library)
 def _fwd_fake(mu, sigma, low, high, state, seed, stream, num_samples, start, sample_dim, shared, antithetic, dtype):  # type: ignore[no-untyped-def]
     return mu.new_empty(sizes_of(mu.shape, num_samples, sample_dim), dtype=dtype)
+
+
+@torch.library.register_fake("cuops::sample_normal_noise", lib=library)
+def _noise_fake(columns, state, seed, stream, num_samples, start, sample_dim, shared, *rest):  # type: ignore[no-untyped-def]
+    return columns.new_empty((num_samples, 1 if shared else columns.numel()), dtype=torch.float64)
 
 
 @torch.library.register_fake("cuops::sample_normal_bwd", lib=library)
