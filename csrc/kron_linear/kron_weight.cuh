@@ -199,7 +199,7 @@ __device__ inline void scale_tile(const KronFwdParams& p, int state) {
         Pack<float, 8> v[kBatch];
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
-          const int i = min(start + b * step, count - 1), row = divide(i, p.by_in_chunks);
+          const int i = start + (start + b * step < count ? b * step : 0), row = divide(i, p.by_in_chunks);
           at[b] = shared_at<uint4>(state + table[sample * p.in_rows + row] + 2 * (i - row * p.in_chunks));
           v[b] = load_chunk<float>(p.dtype, at[b]);
         }

@@ -75,8 +75,7 @@ __device__ inline void make_eights(const KronAxesParams& p, EightsShared& shared
                      {u[first][e / 2], u[first + 1][e / 2], u[first + 2][e / 2], u[first + 3][e / 2]});
       }
     }
-    __syncwarp();
-    if (lane == 0) arrive(&shared.made[own.sample % 2]);
+    arrive(&shared.made[own.sample % 2]);
   }
 }
 
@@ -96,8 +95,7 @@ __device__ inline void finish_eights(const KronAxesParams& p, EightsShared& shar
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[n % 2 * 4 + i][n / 2] = part[eights_place(i, column / 64, column / 8 % 8, column % 8)];
     }
-    __syncwarp();
-    if (lane == 0) arrive(&shared.finished[own.sample % 2]);
+    arrive(&shared.finished[own.sample % 2]);
     multiply(shared.weight[1], v, u);
     transpose(u, t);
     multiply(shared.weight[0], t, u);
@@ -120,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kEightsMakers + cuops:
   __shared__ EightsShared shared;
   wait_in_turn();
   if (threadIdx.x < 2) {
-    init_arrivals(&shared.made[threadIdx.x], kEightsParts);
-    init_arrivals(&shared.finished[threadIdx.x], kEightsParts);
+    init_arrivals(&shared.made[threadIdx.x], 32 * kEightsParts);
+    init_arrivals(&shared.finished[threadIdx.x], 32 * kEightsParts);
   }
   if (threadIdx.x == 2) init_arrivals(&shared.weights, blockDim.x);
   __syncthreads();

@@ -147,8 +147,7 @@ __device__ inline void make_fours(const KronAxesParams& p, FourShared& shared, f
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) arrive(&shared.made[own.sample % 2]);
+    arrive(&shared.made[own.sample % 2]);
   }
 }
 
@@ -175,8 +174,9 @@ __device__ inline void finish_fours(const KronAxesParams& p, FourShared& shared,
       to[n / 8 * 4 + 2][n / 4 % 2][n % 4] = v.z, to[n / 8 * 4 + 3][n / 4 % 2][n % 4] = v.w;
     }
     const int exponent = exponent_of(__float_as_int(largest_of_warp(reinterpret_cast<const float (&)[64]>(raw))));
+    arrive(&shared.finished[own.sample % 2]);
     __syncwarp();
-    if (lane < 2) arrive_in(lane, &shared.finished[own.sample % 2]);
+    if (lane == 0) arrive_in(cluster_rank() ^ 1, &shared.finished[own.sample % 2]);
     const float scale = power_of_two(14 - exponent);
     const PowerOfTwo up = squares.scale_of_results(exponent);
     float out[8][2][4];
@@ -231,8 +231,8 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kFourMakers + cuops::k
   __shared__ FourShared shared;
   wait_in_turn();
   if (threadIdx.x < 2) {
-    init_arrivals(&shared.made[threadIdx.x], kFourParts + 1);
-    init_arrivals(&shared.finished[threadIdx.x], 2 * kFourParts);
+    init_arrivals(&shared.made[threadIdx.x], 32 * kFourParts + 1);
+    init_arrivals(&shared.finished[threadIdx.x], 33 * kFourParts);
     if (blockIdx.x / 2 + threadIdx.x * (gridDim.x / 2) < p.rows) arrive_expecting(&shared.made[threadIdx.x], kFourSent);
   }
   bring_weights<4, 16>(p, [&](int axis, int row, int column) { return &shared.weight[axis][row * 16 + column]; });
