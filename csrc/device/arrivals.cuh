@@ -9,6 +9,12 @@ namespace cuops {
 __device__ inline void init_arrivals(unsigned long long* barrier, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
+// Several, by one thread: threads that had one each would take turns.
+template <int kCount>
+__device__ void init_all_arrivals(unsigned long long (&barriers)[kCount], int count) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) init_arrivals(&barriers[i], count);
+}
 __device__ inline void arrive(unsigned long long* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

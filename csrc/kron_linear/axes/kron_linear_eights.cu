@@ -117,11 +117,11 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kEightsMakers + cuops:
   using namespace cuops;
   __shared__ EightsShared shared;
   wait_in_turn();
-  if (threadIdx.x < 2) {
-    init_arrivals(&shared.made[threadIdx.x], 32 * kEightsParts);
-    init_arrivals(&shared.finished[threadIdx.x], 32 * kEightsParts);
+  if (threadIdx.x == 0) {
+    init_all_arrivals(shared.made, 32 * kEightsParts);
+    init_all_arrivals(shared.finished, 32 * kEightsParts);
+    init_arrivals(&shared.weights, blockDim.x);
   }
-  if (threadIdx.x == 2) init_arrivals(&shared.weights, blockDim.x);
   __syncthreads();
   bring_weights<5, 8>(p, [&](int axis, int row, int column) { return &shared.weight[axis][row * 8 + column]; });
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

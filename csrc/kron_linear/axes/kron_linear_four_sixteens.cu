@@ -230,10 +230,12 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kFourMakers + cuops::k
   using namespace cuops;
   __shared__ FourShared shared;
   wait_in_turn();
-  if (threadIdx.x < 2) {
-    init_arrivals(&shared.made[threadIdx.x], 32 * kFourParts + 1);
-    init_arrivals(&shared.finished[threadIdx.x], 33 * kFourParts);
-    if (blockIdx.x / 2 + threadIdx.x * (gridDim.x / 2) < p.rows) arrive_expecting(&shared.made[threadIdx.x], kFourSent);
+  if (threadIdx.x == 0) {
+    init_all_arrivals(shared.made, 32 * kFourParts + 1);
+    init_all_arrivals(shared.finished, 33 * kFourParts);
+    for (int i = 0; i < 2; ++i) {
+      if (blockIdx.x / 2 + i * (gridDim.x / 2) < p.rows) arrive_expecting(&shared.made[i], kFourSent);
+    }
   }
   bring_weights<4, 16>(p, [&](int axis, int row, int column) { return &shared.weight[axis][row * 16 + column]; });
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

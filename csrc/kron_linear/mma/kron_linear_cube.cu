@@ -205,9 +205,11 @@ __device__ void kron_cube(const KronCubeParams& p) {
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint4* const factors = shared_at<uint4>(0);
   char* const slabs = reinterpret_cast<char*>(factors + CubeFactors<kPairs>::kLast + CubeFactors<kPairs>::kSecond);
-  if (threadIdx.x < kCubeAhead) init_arrivals(&shared.made[threadIdx.x], 32 * p.factors[0].in);
-  if (threadIdx.x < kCubeFinished) init_arrivals(&shared.finished[threadIdx.x], 32 * kCubeFinishers);
-  if (threadIdx.x == kCubeFinished) init_arrivals(&shared.stored, kCubeThreads);
+  if (threadIdx.x == 0) {
+    init_all_arrivals(shared.made, 32 * p.factors[0].in);
+    init_arrivals(&shared.stored, kCubeThreads);
+  }
+  if (threadIdx.x == 32) init_all_arrivals(shared.finished, 32 * kCubeFinishers);
   __syncthreads();
   const CubeFactors<kPairs> own(p);
   if (warp < kCubeMakers) {

@@ -115,12 +115,15 @@ __device__ void kron_wide_bwd_f32(const KronWideSquaresParams& p) {
   const WideTurns turns{block, static_cast<int>(gridDim.x) / share, static_cast<int>(s.rows), 1};
   constexpr int kMade = 1;             // the barrier of those that make factors
   __shared__ unsigned long long made;  // that of all who multiply
-  if (kTogether && threadIdx.x == Shared::kSlots) init_arrivals(&made, kWarps * 32);
-  if (const int i = static_cast<int>(threadIdx.x); i < Shared::kSlots) {
-    init_arrivals(&shared.full[i], Maker::kWarps);
-    // Those of dy are for all gradients, those of x for the factors' alone.
-    const int users = i % count == 0 ? s.wanted : s.wanted & (kFirstGradient | kSecondGradient);
-    init_arrivals(&shared.empty[i], 32 * (kTogether ? 4 * __popc(users) : kWarps));
+  if (threadIdx.x == 0) {
+    if (kTogether) init_arrivals(&made, kWarps * 32);
+    init_all_arrivals(shared.full, Maker::kWarps);
+#pragma unroll
+    for (int i = 0; i < Shared::kSlots; ++i) {
+      // Those of dy are for all gradients, those of x for the factors' alone.
+      const int users = i % count == 0 ? s.wanted : s.wanted & (kFirstGradient | kSecondGradient);
+      init_arrivals(&shared.empty[i], 32 * (kTogether ? 4 * __popc(users) : kWarps));
+    }
   }
   __syncthreads();
   if (warp >= kWarps) {

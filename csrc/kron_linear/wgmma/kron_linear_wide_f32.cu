@@ -97,9 +97,9 @@ __device__ void kron_wide_f32(const KronWideParams& p) {
   const WideTurns turns{static_cast<int>(blockIdx.x) / kBlocks, static_cast<int>(gridDim.x) / kBlocks,
                         static_cast<int>(p.rows) * across, across};
   constexpr int kConsumers = 1;  // their barrier
-  if (threadIdx.x < kSlots) {
-    init_arrivals(&shared.full[threadIdx.x], Maker::kWarps);
-    init_arrivals(&shared.empty[threadIdx.x], 8 / kTeams * 32);
+  if (threadIdx.x == 0) {
+    init_all_arrivals(shared.full, Maker::kWarps);
+    init_all_arrivals(shared.empty, 8 / kTeams * 32);
   }
   __syncthreads();
   if (warp >= 8) {
