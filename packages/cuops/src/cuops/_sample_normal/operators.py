@@ -31,8 +31,8 @@ library.define(
     "-> (Tensor dmu, Tensor dsigma, Tensor dlow, Tensor dhigh)"
 )
 
-# The noise of the formula: hundreds of operations, for which compilers take long. Products of int64 wrap around in some of
-# them, which compilers to C++ take to be impossible.
+# The noise of the formula: hundreds of operations, for which compilers take long. Some are products of int64 that wrap
+# around, which compilers of C++ take to be impossible.
 library.define(f"sample_normal_noise(Tensor columns, {DRAW}, bool precise, bool uniform) -> Tensor")
 
 
@@ -115,7 +115,7 @@ def _noise_cpu(columns, state, seed, stream, *rest):  # type: ignore[no-untyped-
 
 def _noise_cuda(columns, *rest):  # type: ignore[no-untyped-def]
     *draw, precise, uniform = rest
-    return noise(torch, draw_of(*draw), columns, precise, uniform)
+    return noise(torch, draw_of(*draw), columns, precise, uniform).clone()  # of the first group, not all may be drawn
 
 
 library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
