@@ -223,7 +223,7 @@ def test_what_the_kernel_cannot_read_goes_through_gemms(dtype):
 
 def test_wrong_arguments_are_named():
     library, (g, x) = fused.library(), operands(5, 16, (8, 8), torch.float32, (False, False))
-    dw, partial = g.new_empty(8, 8), g.new_empty(200, 64)
+    dw, partial = g.new_zeros(8, 8), g.new_zeros(200, 64)
     with pytest.raises(ValueError, match="g: expected rows along or across"):
         library.kron_linear_factor_bwd(dw, None, partial, g[:, :, ::2], x[:, :, ::2], None, False)
     with pytest.raises(ValueError, match="g: expected"):

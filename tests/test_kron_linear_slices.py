@@ -141,7 +141,7 @@ def test_gradients_of_a_few_small_samples_are_one_launch(sizes, dtype):
 
 def test_arguments_of_gradients_in_one_launch_are_checked():
     x, dy, w, v = (torch.ones(size, device="cuda") for size in ((4, 6), (4, 5), (5, 3), (1, 2)))
-    dx, dw, dv = (torch.empty_like(t) for t in (x, w, v))
+    dx, dw, dv = (torch.zeros_like(t) for t in (x, w, v))
     bwd = _backend.library().kron_linear_slices_bwd
     for wrong, error, message in [
         (([dw], dx, dy, x, [w, v]), ValueError, "dfactors: expected one a factor"),
