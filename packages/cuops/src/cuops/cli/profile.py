@@ -69,7 +69,7 @@ def _profiled(chosen: list[Case], function: Any, options: argparse.Namespace) ->
         for _ in range(3):
             calls[key]()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if options.device == "cuda" else [])]
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:  # PyTorch 2.11 warns without
         for key, call in calls.items():
             with record_function(key):
                 for _ in range(options.calls):
