@@ -31,8 +31,9 @@ def test_the_operator_keeps_what_it_promises_pytorch(bounded, device):
             arguments = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
             grad.requires_grad_(False)
         torch.library.opcheck(torch.ops.cuops.sample_normal_bwd, (grad, *arguments))
-        columns, draw = torch.arange(6, device=device), arguments[4:]
-        torch.library.opcheck(torch.ops.cuops.sample_normal_noise, (columns, *draw, not bounded, bounded))
+        for columns, shared, antithetic in ((6, False, False), (6, True, False), (6, False, True), (0, True, True)):
+            draw = torch.arange(columns, device=device), *arguments[4:-2], shared, antithetic
+            torch.library.opcheck(torch.ops.cuops.sample_normal_noise, (*draw, not bounded, bounded))
 
 
 @pytest.mark.parametrize("seed", [None, 3])

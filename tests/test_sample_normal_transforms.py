@@ -30,22 +30,34 @@ def test_compiled_transforms_are_those_of_eager_calls(bounds, backend, device):
         torch.testing.assert_close(torch.compile(transform, backend=backend)(mu), want)
 
 
-@pytest.mark.parametrize("bounds", BOUNDS, ids=["unbounded", "bounded"])
-def test_compiled_transforms_leave_the_noise_to_one_operator(bounds, device):
+@pytest.mark.parametrize("options", [*BOUNDS, {"shared_noise": True}, {"antithetic": True}], ids=str)
+def test_transforms_leave_the_noise_of_any_number_of_seeds_to_one_operator(options, device):
+    torch.compiler.reset()
     found = []
 
     def backend(module, _):
-        found.extend(str(node.target) for node in module.graph.nodes)
+        found.append([str(node.target) for node in module.graph.nodes])
         return module
 
-    def draw(mu, seed):
-        return cuops.sample_normal(mu, 1.0, 4, seed=seed, **bounds)
+    @torch.func.grad
+    def slopes(sigma, seed):
+        x = cuops.sample_normal(torch.arange(3.0, device=device), sigma, 4, seed=seed, **options)
+        return (x * torch.arange(4.0, device=device)[:, None]).sum()
 
-    mu, seeds = torch.tensor([0.1, -2.0, 3.0], device=device), torch.tensor([[5], [6]], device=device)
-    over_seeds = torch.vmap(torch.func.jacfwd(draw), (None, 0))
-    slopes = torch.compile(over_seeds, fullgraph=True, backend=backend)(mu, seeds)
-    assert "cuops.sample_normal_noise" in found
-    torch.testing.assert_close(slopes, torch.stack([torch.func.jacfwd(draw)(mu, seed) for seed in (5, 6)]))
+    sigma = torch.tensor([0.1, 2.0, 3.0], device=device)
+    over_seeds = torch.vmap(slopes, (None, 0))
+    compiled = torch.compile(over_seeds, fullgraph=True, backend=backend)
+    for seeds in ([5, 6], [-7, 1 << 40, 5], [1, 2, 3, 4]):
+        want = torch.stack([slopes(sigma, seed) for seed in seeds])
+        for function in (compiled, over_seeds):
+            torch.testing.assert_close(function(sigma, torch.tensor(seeds, device=device)[:, None]), want)
+    assert [graph.count("cuops.sample_normal_noise") for graph in found] == [1, 1]  # the second one takes any number
+
+
+@pytest.mark.parametrize("options", [{}, {"low": -1.0}, {"shared_noise": True}, {"antithetic": True}], ids=str)
+def test_compiled_transforms_of_no_distributions_give_no_samples(options, device):
+    draw = torch.vmap(lambda mu: cuops.sample_normal(mu, 1.0, 4, seed=0, **options))
+    assert torch.compile(draw, backend="aot_eager")(torch.zeros(3, 0, device=device)).shape == (3, 4, 0)
 
 
 def squares(mu):

@@ -224,7 +224,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 def is_ordered(value: Any) -> bool:
     """Whether it has elements in an order that it was given, as sets and the keys of dicts have not."""
-    if isinstance(value, (tuple, list)):  # PyTorch 2.11 does not compile what follows, of a torch.Size
+    if isinstance(value, (tuple, list)):  # before PyTorch 2.13, what follows does not compile of a torch.Size
         return True
     is_dict = isinstance(value, Mapping) or hasattr(type(value), "popitem")  # PyTorch's is no Mapping
     return isinstance(value, Iterable) and not isinstance(value, Set) and not is_dict

@@ -214,15 +214,18 @@ def _samples(xp: Any, parameters: list[Any], noise: Any) -> Any:
 
 
 def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precise: bool, uniform: bool) -> torch.Tensor:
-    """`_noise.noise` as a tensor; on the CPU by NumPy, which is several times as fast there."""
+    """`_noise.noise` as a tensor; on the CPU by NumPy, which is several times as fast there.
+
+    By its operator in compiled calls, and where the seed is a tensor, of which a transform may have a batch.
+    """
     import numpy as np
     import torch
 
-    if torch.compiler.is_compiling():
+    is_state = isinstance(draw.seed, torch.Tensor)
+    if is_state or torch.compiler.is_compiling():
         numbers = torch.arange(columns.start, columns.stop, device=device)
         seed, stream, *layout = draw
-        is_state = isinstance(seed, torch.Tensor)
-        numbered = (torch.stack([seed, seed * 0 + stream]), 0, 0) if is_state else (None, seed, stream)
+        numbered = (torch.stack([seed, seed * 0 + stream], -1), 0, 0) if is_state else (None, seed, stream)
         return torch.ops.cuops.sample_normal_noise(numbers, *numbered, *layout, precise, uniform)
     if device.type == "cpu" and isinstance(draw.seed, int):
         return torch.from_numpy(_noise.noise(np, draw, np.arange(columns.start, columns.stop), precise, uniform))

@@ -106,7 +106,7 @@ def noise(xp: Any, draw: Draw, columns: Any, precise: bool, uniform: bool) -> An
     pairs = 2 if draw.antithetic else 1
     first, last = draw.start // pairs, (draw.start + draw.num_samples - 1) // pairs
     groups = _arange(columns, first // 4, last // 4 + 1)[:, None]
-    columns = columns[None, :1] * 0 if draw.shared_noise else columns[None]
+    columns = groups[:1] * 0 if draw.shared_noise else columns[None]
     w = words(draw.seed, draw.stream, groups, columns, 0)
     more = words(draw.seed, draw.stream, groups, columns, 1) if precise or uniform else None
     z = uniforms(xp, w, more or ()) if uniform else normals(xp, w, more)

@@ -31,8 +31,8 @@ library.define(
     "-> (Tensor dmu, Tensor dsigma, Tensor dlow, Tensor dhigh)"
 )
 
-# The noise of the formula: hundreds of operations, for which compilers take long. Some are products of int64 that wrap
-# around, which compilers of C++ take to be impossible.
+# The noise of the formula, of one draw or of a batch of states: hundreds of operations, for which compilers take long.
+# Some are products of int64 that wrap around, which compilers of C++ take to be impossible.
 library.define(f"sample_normal_noise(Tensor columns, {DRAW}, bool precise, bool uniform) -> Tensor")
 
 
@@ -107,15 +107,27 @@ def _bwd_cuda(grad, mu, sigma, low, high, state, seed, stream, num, start, sampl
     return dmu, dsigma, mu.new_empty(0), mu.new_empty(0)
 
 
-def _noise_cpu(columns, state, seed, stream, *rest):  # type: ignore[no-untyped-def]
+def _noise(xp, columns, state, seed, stream, *rest):  # type: ignore[no-untyped-def]
     *layout, precise, uniform = rest
-    draw = draw_of(*_numbers(state, seed, stream), *layout)
-    return torch.from_numpy(noise(np, draw, columns.numpy(), precise, uniform))
+    if state is None:
+        return noise(xp, Draw(seed, stream, *layout), columns, precise, uniform)
+    # The columns of all draws side by side, each with its seed.
+    batch, count = state.shape[:-1], math.prod(state.shape[:-1])
+    each = 1 if layout[3] else columns.shape[0]
+    seed, stream = (xp.broadcast_to(state[..., i].reshape(-1, 1), (count, each)).reshape(1, -1) for i in (0, -1))
+    draw = Draw(seed, stream if state.shape[-1] > 1 else 0, *layout)
+    z = noise(xp, draw, xp.tile(columns, (count,)), precise, uniform)
+    return xp.moveaxis(z.reshape(z.shape[0], count, each), 1, 0).reshape(*batch, z.shape[0], each)
 
 
-def _noise_cuda(columns, *rest):  # type: ignore[no-untyped-def]
-    *draw, precise, uniform = rest
-    return noise(torch, draw_of(*draw), columns, precise, uniform).clone()  # of the first group, not all may be drawn
+def _noise_cpu(columns, state, *rest):  # type: ignore[no-untyped-def]
+    return torch.from_numpy(_noise(np, columns.numpy(), None if state is None else state.numpy(), *rest)).contiguous()
+
+
+def _noise_cuda(*arguments):  # type: ignore[no-untyped-def]
+    return _noise(torch, *arguments).clone(
+        memory_format=torch.contiguous_format
+    )  # not a view that begins within a group
 
 
 library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
@@ -133,7 +145,13 @@ def _fwd_fake(mu, sigma, low, high, state, seed, stream, num_samples, start, sam
 
 @torch.library.register_fake("cuops::sample_normal_noise", lib=library)
 def _noise_fake(columns, state, seed, stream, num_samples, start, sample_dim, shared, *rest):  # type: ignore[no-untyped-def]
-    return columns.new_empty((num_samples, 1 if shared else columns.numel()), dtype=torch.float64)
+    batch = () if state is None else state.shape[:-1]
+    return columns.new_empty((*batch, num_samples, 1 if shared else columns.numel()), dtype=torch.float64)
+
+
+@torch.library.register_vmap("cuops::sample_normal_noise", lib=library)
+def _noise_batched(info, in_dims, columns, state, *rest):  # type: ignore[no-untyped-def]
+    return torch.ops.cuops.sample_normal_noise(columns, state.movedim(in_dims[1], 0), *rest), 0
 
 
 @torch.library.register_fake("cuops::sample_normal_bwd", lib=library)
