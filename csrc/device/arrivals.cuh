@@ -9,7 +9,7 @@ namespace cuops {
 __device__ inline void init_arrivals(unsigned long long* barrier, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
-// Several, by one thread: threads that had one each would take turns.
+// Several, by one thread: those of a warp that had one each would take turns.
 template <int kCount>
 __device__ void init_all_arrivals(unsigned long long (&barriers)[kCount], int count) {
 #pragma unroll

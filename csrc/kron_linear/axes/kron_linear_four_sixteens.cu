@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(32 * (cuops::kFourMakers + cuops::k
   using namespace cuops;
   __shared__ FourShared shared;
   wait_in_turn();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0) {  // lanes that arrive here, and one for the other block: for what it sends, and for each of its warps
     init_all_arrivals(shared.made, 32 * kFourParts + 1);
     init_all_arrivals(shared.finished, 33 * kFourParts);
     for (int i = 0; i < 2; ++i) {
