@@ -125,9 +125,8 @@ def _noise_cpu(columns, state, *rest):  # type: ignore[no-untyped-def]
 
 
 def _noise_cuda(*arguments):  # type: ignore[no-untyped-def]
-    return _noise(torch, *arguments).clone(
-        memory_format=torch.contiguous_format
-    )  # not a view that begins within a group
+    z = _noise(torch, *arguments)  # a view, which may begin within a group
+    return z.clone(memory_format=torch.contiguous_format)
 
 
 library.impl("sample_normal_fwd", _fwd_cuda, "CUDA")
