@@ -213,26 +213,6 @@ def _samples(xp: Any, parameters: list[Any], noise: Any) -> Any:
     return xp.where(sigma >= 0, x, float("nan"))
 
 
-def _noise_torch(draw: _noise.Draw, columns: slice, device: torch.device, precise: bool, uniform: bool) -> torch.Tensor:
-    """`_noise.noise` as a tensor; on the CPU by NumPy, which is several times as fast there.
-
-    By its operator in compiled calls, and where the seed is a tensor, of which a transform may have a batch.
-    """
-    import numpy as np
-    import torch
-
-    is_state = isinstance(draw.seed, torch.Tensor)
-    if is_state or torch.compiler.is_compiling():
-        numbers = torch.arange(columns.start, columns.stop, device=device)
-        seed, stream, *layout = draw
-        numbered = (torch.stack([seed, seed * 0 + stream], -1), 0, 0) if is_state else (None, seed, stream)
-        return torch.ops.cuops.sample_normal_noise(numbers, *numbered, *layout, precise, uniform)
-    if device.type == "cpu" and isinstance(draw.seed, int):
-        return torch.from_numpy(_noise.noise(np, draw, np.arange(columns.start, columns.stop), precise, uniform))
-    numbers = torch.arange(columns.start, columns.stop, device=device)
-    return _noise.noise(torch, draw, numbers, precise, uniform)
-
-
 def _parts(shape: tuple[int, ...], draw: _noise.Draw, chunk: int) -> Iterator[tuple[slice, slice, _noise.Draw]]:
     """A draw in parts of `chunk` calls of Philox: columns, samples of the whole draw, and the part's own draw."""
     columns = int(math.prod(shape))
@@ -279,10 +259,12 @@ def sample_normal_torch(
     """The samples of mu + sigma z; mu, sigma, low and high are of one shape."""
     import torch
 
+    from ._sample_normal.operators import noise_of
+
     given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     samples = mu.new_empty((draw.num_samples, mu.numel()), dtype=dtype)
     for columns, place, part in _parts(mu.shape, draw, CHUNK if mu.device.type == "cpu" else CUDA_CHUNK):
-        noise = _noise_torch(part, columns, mu.device, dtype == torch.float64, low is not None)
+        noise = noise_of(part, columns, mu.device, dtype == torch.float64, low is not None)
         samples[place, columns] = _samples(torch, [a[columns] for a in given], noise).to(dtype)
     return laid_out(samples.reshape(draw.num_samples, *mu.shape), draw)
 
@@ -303,10 +285,11 @@ def sample_normal_formula(
     """The same, out of place and differentiable once, for transforms."""
     import torch
 
+    from ._sample_normal.operators import noise_of
     from ._sample_normal.quantile import Quantile
 
     given = [a.double() for a in (mu, sigma, low, high) if a is not None]
-    noise = _noise_torch(draw, slice(0, mu.numel()), mu.device, dtype == torch.float64, low is not None)
+    noise = noise_of(draw, slice(0, mu.numel()), mu.device, dtype == torch.float64, low is not None)
     noise = noise.reshape(noise.shape[0], *(mu.shape if noise.shape[1] == mu.numel() else [1] * mu.ndim))
     if low is None:
         x = given[0] + given[1] * noise
@@ -332,13 +315,15 @@ def sample_normal_torch_backward(
     """Gradients for mu, sigma, low and high. The noise is drawn again. Differentiable."""
     import torch
 
+    from ._sample_normal.operators import noise_of
+
     g = grad.double().movedim(-2 if draw.sample_dim == 0 else -1, 0).reshape(draw.num_samples, mu.numel())
     given = [a.double().reshape(-1) for a in (mu, sigma, low, high) if a is not None]
     sums: list[list[torch.Tensor]] = []
     chunk = CHUNK if mu.device.type == "cpu" else CUDA_CHUNK
     for columns, place, part in _parts(mu.shape, draw, chunk):
         parameters = [a[columns] for a in given]
-        noise = _noise_torch(part, columns, mu.device, grad.dtype == torch.float64, low is not None)
+        noise = noise_of(part, columns, mu.device, grad.dtype == torch.float64, low is not None)
         slopes: list[torch.Tensor] = [torch.ones_like(noise), noise]
         if low is not None:
             slopes = list(truncation.slopes(torch, parameters, noise))
