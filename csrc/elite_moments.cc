@@ -47,7 +47,7 @@ void elite_moments(TensorView population, TensorView scores, TensorView indices,
                    TensorView mu, TensorView sigma, TensorView clock, bool maximize, double smoothing_mu, double smoothing_sigma,
                    double decay, double floor, double ceiling, double noise, double noise_decrease) {
   const DType dtype = dtype_of(population, "population");
-  if (population.device().device_type != kDLCUDA) raise("ValueError", "population: expected an array on a CUDA device");
+  expect_cuda(population, "population");
   if (population.ndim() != 3 || !population.is_contiguous()) {
     raise("ValueError", "population: expected a contiguous array of 3 dimensions");
   }

@@ -38,7 +38,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   expect_at_least_1d(x, "x");
   expect_at_least_1d(y, "y");
   const DType dtype = dtype_of(x, "x");
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   if (dtype_of(y, "y") != dtype) raise("TypeError", "y: expected x's dtype");
   expect_device(y, "y", x.device());
   if (inner < 1) raise("ValueError", "inner: expected at least 1, got " + std::to_string(inner));

@@ -59,7 +59,7 @@ void rms_norm_fwd(TensorView y, OptionalTensor h, OptionalTensor rstd, TensorVie
                   OptionalTensor bias, double eps, double weight_offset) {
   RmsNormFwdParams p = fwd_params(x, eps, weight_offset);
   const DType x_dtype = dtype_of(x, "x"), dtype = h.has_value() ? dtype_of(*h, "h") : x_dtype;
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   p.y_dtype = dtype_of(y, "y");
   expect_like(y, "y", x, "x", p.y_dtype);
   if (weight.has_value()) p.weight = parameter_of(*weight, "weight", x, &p.weight_dtype);

@@ -45,7 +45,7 @@ void sample_normal_fwd(TensorView out, TensorView mu, OptionalTensor sigma, doub
                        OptionalTensor high, OptionalTensor state, int64_t replays, int64_t seed, int64_t stream, int64_t start,
                        int64_t sample_dim, bool shared, bool antithetic) {
   SampleNormalParams p = params_of(out, "out", {state, replays, seed, stream, start, sample_dim, shared, antithetic});
-  if (out.device().device_type != kDLCUDA) raise("ValueError", "out: expected an array on a CUDA device");
+  expect_cuda(out, "out");
   if (p.columns == 0) return;
   set_distribution(&p, out, mu, sigma, sigma_value, low, high);
   const int device = out.device().device_id;

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from installation import Installation
 
-# Arrays on the stand-in's GPU, whose memory is the host's.
+# Arrays on the stand-in's GPU, whose memory is the host's: aligned, or so many elements further on.
 ON_CUDA = textwrap.dedent("""
     import ctypes, numpy, tvm_ffi
     from cuops import _backend
 
     class OnCuda:
-        def __init__(self, array):
-            self.array = array
+        def __init__(self, array, dtype):
+            self.array, self.dtype = array, dtype
 
         def __dlpack_device__(self):
             return 2, 0
@@ -25,13 +25,17 @@ ON_CUDA = textwrap.dedent("""
             capsule = self.array.__dlpack__()
             pointer = ctypes.pythonapi.PyCapsule_GetPointer
             pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-            ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # after the address, the device
+            tensor = pointer(capsule, b"dltensor")
+            ctypes.c_int32.from_address(tensor + 8).value = 2  # after the address, the device
+            if self.dtype == "bfloat16":
+                ctypes.c_uint8.from_address(tensor + 20).value = 4  # of what kind numbers are
             return capsule
 
-    def on_cuda(size, dtype):
-        memory = numpy.zeros(numpy.prod(size, dtype=int) + 64, dtype)
-        start = -memory.ctypes.data % 16 // memory.itemsize
-        return tvm_ffi.from_dlpack(OnCuda(memory[start:][: numpy.prod(size, dtype=int)].reshape(size)))
+    def on_cuda(size, dtype, offset=0):
+        count = numpy.prod(size, dtype=int)
+        memory = numpy.zeros(count + 64 + offset, "float16" if dtype == "bfloat16" else dtype)
+        start = -memory.ctypes.data % 16 // memory.itemsize + offset
+        return tvm_ffi.from_dlpack(OnCuda(memory[start:][:count].reshape(size), dtype))
 """)
 
 
@@ -115,16 +119,18 @@ def test_clusters_of_gradients_are_no_larger_than_a_gpu_has_room_for(
     assert largest == 16 if room == 16 else largest <= 8
 
 
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("capability", [80, 86, 90, 103, 120])
 def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, half: str
 ):
     """Those with 3 or 5 vectors a thread, and of rows that fill their threads; the driver refuses names that an image lacks."""
-    code = """
+    code = f"""
+        half = {half!r}
         library = _backend.library()
         for n in (72, 192, 264, 384, 520, 768, 1032, 4104, 10248):
-            x, y, h = (on_cuda(((1 << 22) // n + 1, n), "float16") for _ in range(3))
-            weights = None, on_cuda((n,), "float16"), on_cuda((n,), "float32")
+            x, y, h = (on_cuda(((1 << 22) // n + 1, n), half) for _ in range(3))
+            weights = None, on_cuda((n,), half), on_cuda((n,), "float32")
             stream, out = (on_cuda(((1 << 22) // n + 1, n), "float32") for _ in range(2))
             for weight in weights:
                 library.rms_norm_fwd(y, None, None, x, None, weight, None, 1e-6, 0.0)
@@ -133,8 +139,8 @@ def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
                 library.rms_norm_bwd(y, None, None, None, scratch, x, None, h, weight, 1e-6, 0.0)
             library.rms_norm_fwd(y, h, None, x, x, weights[1], None, 1e-6, 0.0)
         for shape in ((8, 256), (16384, 256), (131072, 256), (2048, 1024), (64, 2048), (1024, 4096)):
-            x, y = (on_cuda(shape, "float16") for _ in range(2))
-            for weight in (None, on_cuda(shape[-1:], "float16"), on_cuda(shape[-1:], "float32")):
+            x, y = (on_cuda(shape, half) for _ in range(2))
+            for weight in (None, on_cuda(shape[-1:], half), on_cuda(shape[-1:], "float32")):
                 library.rms_norm_fwd(y, None, None, x, None, weight, None, 1e-6, 0.0)
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
@@ -142,17 +148,18 @@ def test_rows_that_have_kernels_of_their_own_on_some_gpus_have_one_on_each(
     assert len(clusters(tmp_path / "log")) >= 9 * (3 * 3 + 1) + 6 * 3
 
 
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("capability", [80, 86, 90, 103, 120])
 def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, half: str
 ):
     """Of few rows and many that start at a vector and between vectors, with a gradient for h and without."""
     code = f"""
-        library, capability = _backend.library(), {capability}
+        library, capability, half = _backend.library(), {capability}, {half!r}
         for rows, n in ((m, n) for n in (33, 264, 1023, 2048, 4097, 16384, 40001) for m in (20, (1 << 20) // n + 1)):
             launched = 0
-            for h_dtype, weight_dtype in (("float16", "float16"), ("float16", "float32"), ("float32", "float16"), ("float32", None)):
-                dy, rounded = (on_cuda((rows, n), "float16") for _ in range(2))
+            for h_dtype, weight_dtype in ((half, half), (half, "float32"), ("float32", half), ("float32", None)):
+                dy, rounded = (on_cuda((rows, n), half) for _ in range(2))
                 h, dh, dx = (on_cuda((rows, n), h_dtype) for _ in range(3))
                 weight, dweight = (weight_dtype and on_cuda((n,), weight_dtype) for _ in range(2))
                 rounded = rounded if h_dtype == "float32" else None
@@ -171,15 +178,17 @@ def test_gradients_beside_other_dtypes_have_a_kernel_on_each_gpu(
     assert len(clusters(tmp_path / "log")) >= 2 * 7 * 4
 
 
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
 @pytest.mark.parametrize("capability", [80, 86, 90, 120])
 def test_gradients_ask_for_no_more_shared_memory_than_there_is(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int
+    installation: Installation, driver: Path, tmp_path: Path, capability: int, half: str
 ):
     """The longest rows of each kind of kernel that keeps a gradient for h there; the driver refuses what is too much."""
-    code = """
+    code = f"""
+        half = {half!r}
         library = _backend.library()
         for n in (640, 4096, 8192, 10240, 14344, 16384):
-            for h_dtype, weight_dtype in (("float16", "float16"), ("float16", "float32"), ("float32", "float32")):
+            for h_dtype, weight_dtype in ((half, half), (half, "float32"), ("float32", "float32")):
                 for lead in (0, 1):
                     dy, h, dh, dx = (on_cuda((2112, n - lead), h_dtype) for _ in range(4))
                     weight, dweight = (on_cuda((n - lead,), weight_dtype) for _ in range(2))
@@ -250,7 +259,7 @@ def test_gradients_of_few_samples_take_one_launch(
         library = _backend.library()
         for few, shapes in (True, [(1024, 10), (300, 30), (1, 1), (9, 3, 7), (4096, 1, 20)]), (False, [(100_000, 9)]):
             for shape in shapes:
-                for dtype in "float32", "float16":
+                for dtype in "float32", "float16", "bfloat16":
                     grad = on_cuda(shape, dtype)
                     chunks = library.sample_normal_bwd_chunks(grad, None, 0, 0, False)
                     assert (chunks == 0) == few, (shape, dtype)
@@ -267,7 +276,7 @@ def test_gradients_of_few_samples_take_one_launch(
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
     said = installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
     assert said.strip() == "partial: expected as many chunks as sample_normal_bwd_chunks says"
-    assert len(clusters(tmp_path / "log")) == 2 * (5 * 1 + 1 * 2)
+    assert len(clusters(tmp_path / "log")) == 3 * (5 * 1 + 1 * 2)
 
 
 @pytest.mark.parametrize("capability", [60, 75, 80, 86, 90, 120])
@@ -279,7 +288,7 @@ def test_every_draw_and_its_gradient_have_kernels(
         library, kinds = _backend.library(), itertools.product((0, -1), (False, True), (False, True), (False, True))
         for (sample_dim, shared, antithetic, on_device), dim, n in itertools.product(kinds, (8, 6, 7), (1, 37, 50_000)):
             state = on_cuda((1,), "int64") if on_device else None
-            for dtype in "float64", "float32", "float16":
+            for dtype in "float64", "float32", "float16", "bfloat16":
                 x = on_cuda((n, dim) if sample_dim == 0 else (dim, n), dtype)
                 mu, sigma, dmu, dsigma = (on_cuda((dim,), dtype) for _ in range(4))
                 layout = 1, 0, 0, sample_dim, shared, antithetic
@@ -290,7 +299,7 @@ def test_every_draw_and_its_gradient_have_kernels(
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
     installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
-    assert len(clusters(tmp_path / "log")) > 2 * 16 * 9 * 3
+    assert len(clusters(tmp_path / "log")) > 2 * 16 * 9 * 4
 
 
 KRON_SIZES = [
@@ -372,7 +381,7 @@ def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
 
         for sizes in {KRON_SIZES}:
             elements = prod(flat(sizes))
-            for number, dtype in enumerate(("float64", "float32", "float16")):
+            for number, dtype in enumerate(("float64", "float32", "float16", "bfloat16")):
                 w, dw = ([on_cuda(pair, dtype) for pair in sizes] for _ in range(2))
                 merged(w, dw)
                 for rows in (1, 40, 2000 if elements <= 1 << 24 else 100):

@@ -195,19 +195,22 @@ def test_the_least_version_of_the_library_for_calls_is_that_of_the_requirement(i
     assert f">={_backend.LEAST_FFI}," in _backend.REINSTALL_FFI
 
 
-def test_a_damaged_image_is_named(installation: Installation, driver: Path):
+@pytest.mark.parametrize(("what", "said"), [("content", "the image of rms_norm"), ("name", "no image of rms_norm")])
+def test_a_damaged_image_is_named(installation: Installation, driver: Path, what: str, said: str):
     library = installation.folder / "cuops_cu121" / "libcuops.so"
     with library.open("r+b") as file:
         section = ELFFile(file).get_section_by_name(".cuops_images")
         images = section.data()
-        for entry in IMAGE.iter_unpack(images[8 : 8 + int.from_bytes(images[:8], "little") * IMAGE.size]):
-            op, *_, offset, size, _ = entry
+        for number in range(int.from_bytes(images[:8], "little")):
+            entry = 8 + number * IMAGE.size
+            op, *_, offset, size, _ = IMAGE.unpack_from(images, entry)
             if op.startswith(b"rms_norm"):
-                file.seek(section["sh_offset"] + offset)
-                file.write(b"\xff" * size)
+                start, length = (offset, size) if what == "content" else (entry, 1)
+                file.seek(section["sh_offset"] + start)
+                file.write(b"\xff" * length)
     kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
     assert (kind, command) == ("DamagedBackendError", "pip install --force-reinstall cuops-cu121")
-    assert "image of rms_norm" in message
+    assert said in message
 
 
 def test_damaged_library(installation: Installation, driver: Path):
@@ -222,7 +225,6 @@ def test_damaged_library(installation: Installation, driver: Path):
     ("failure", "name"),
     [
         ("cuLibraryLoadData=209", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
-        ("cuLibraryGetKernel=1", "CUDA_ERROR_INVALID_VALUE"),
         ("cuLaunchKernelEx=719", "CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"),
         ("cuMemAlloc_v2=2", "CUDA_ERROR_OUT_OF_MEMORY"),
         ("cuMemHostAlloc=2", "CUDA_ERROR_OUT_OF_MEMORY"),
@@ -241,6 +243,12 @@ def test_failing_cuda_call(installation: Installation, driver: Path, failure: st
     assert (kind, command) == ("CudaError", "cuops doctor")
     call = failure.partition("=")[0].removesuffix("_v2")
     assert f"{call} failed with {name}" in message
+
+
+def test_a_kernel_that_its_image_lacks_is_named(installation: Installation, driver: Path):
+    kind, message, _ = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_FAIL="cuLibraryGetKernel=500")
+    assert kind == "CudaError"
+    assert re.search(r"GetKernel of rms_norm_fwd_f32\w* in rms_norm_\w+ failed with CUDA_ERROR_NOT_FOUND", message)
 
 
 def test_failing_launch_of_a_driver_whose_graphs_have_no_overlap(installation: Installation, driver: Path):

@@ -49,14 +49,17 @@ const std::vector<Image>& images() {
 
 const Image& choose_image(const std::string& source, int capability) {
   const Image* best = nullptr;
+  bool known = false;
   for (const Image& image : images()) {
-    const bool fits =
-        image.source == source && image.capability <= capability && (image.ptx || image.capability / 10 == capability / 10);
+    if (image.source != source) continue;
+    known = true;
+    const bool fits = image.capability <= capability && (image.ptx || image.capability / 10 == capability / 10);
     if (!fits) continue;
     const bool better =
         best == nullptr || (best->ptx && !image.ptx) || (best->ptx == image.ptx && best->capability < image.capability);
     if (better) best = &image;
   }
+  if (!known) raise("cuops.errors.DamagedBackendError", "the cuops library has no image of " + source);
   if (best == nullptr) {
     const std::string name = std::to_string(capability / 10) + "." + std::to_string(capability % 10);
     raise("cuops.errors.UnsupportedArchitectureError", "the backend has no code for compute capability " + name);

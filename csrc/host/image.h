@@ -21,7 +21,7 @@ struct Image {
 const std::vector<Image>& images();
 
 // The image of a source for a GPU: its own compute capability, else the highest lower minor of the same major, else PTX.
-// Throws UnsupportedArchitectureError.
+// Throws UnsupportedArchitectureError, and DamagedBackendError where the source has no image at all.
 const Image& choose_image(const std::string& source, int capability);
 
 }  // namespace cuops

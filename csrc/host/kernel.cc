@@ -44,12 +44,13 @@ CUfunction Kernel::load(int device) {
   auto found = by_source.find(key);
   if (found == by_source.end()) found = by_source.emplace(key, load_image(source_, device)).first;
   CUfunction function = nullptr;
+  const std::string what = " of " + name_ + " in " + source_;
   if (found->second.library != nullptr) {
     CUkernel kernel = nullptr;
-    check(d.LibraryGetKernel(&kernel, found->second.library, name_.c_str()), "cuLibraryGetKernel");
+    check(d.LibraryGetKernel(&kernel, found->second.library, name_.c_str()), ("cuLibraryGetKernel" + what).c_str());
     check(d.KernelGetFunction(&function, kernel), "cuKernelGetFunction");  // launches faster than the kernel itself
   } else {
-    check(d.ModuleGetFunction(&function, found->second.module, name_.c_str()), "cuModuleGetFunction");
+    check(d.ModuleGetFunction(&function, found->second.module, name_.c_str()), ("cuModuleGetFunction" + what).c_str());
   }
   // Launches may take all the shared memory that there is, and clusters of more than 8 blocks.
   int own = 0;

@@ -53,6 +53,10 @@ void expect_device(TensorView t, const char* name, DLDevice device) {
   raise("ValueError", std::string(name) + ": expected an array on " + text(device) + ", got one on " + text(d));
 }
 
+void expect_cuda(TensorView t, const char* name) {
+  if (t.device().device_type != kDLCUDA) raise("ValueError", std::string(name) + ": expected an array on a CUDA device");
+}
+
 DType dtype_at(std::int64_t number) {
   if (number < kFloat64 || number > kBFloat16) raise("ValueError", "dtype: expected 0 to 3");
   return static_cast<DType>(number);

@@ -30,6 +30,7 @@ void expect_same_shape(TensorView t, const char* name, TensorView as, const char
 void expect_like(TensorView t, const char* name, TensorView as, const char* as_name,
                  DType dtype);  // its shape and device, and this dtype
 void expect_device(TensorView t, const char* name, DLDevice device);
+void expect_cuda(TensorView t, const char* name);
 void expect_at_least_1d(TensorView t, const char* name);
 void expect_matrix(TensorView t, const char* name, DType dtype, DLDevice device, std::int64_t rows,
                    std::int64_t columns);  // contiguous

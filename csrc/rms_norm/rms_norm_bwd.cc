@@ -80,7 +80,7 @@ void rms_norm_bwd(TensorView dx, OptionalTensor rounded_dx, OptionalTensor dweig
                   TensorView dy, OptionalTensor dh, TensorView h, OptionalTensor weight, double eps, double weight_offset) {
   const RmsNormBwdProblem problem = problem_of(dy, dh, h, weight, weight_offset, dweight.has_value(), dbias.has_value());
   const DType dtype = problem.dtype, sums = accumulator_of(dtype);
-  if (h.device().device_type != kDLCUDA) raise("ValueError", "h: expected an array on a CUDA device");
+  expect_cuda(h, "h");
   RmsNormBwdParams p{};
   p.rows = problem.rows;
   p.n = problem.n;

@@ -78,7 +78,7 @@ void sample_normal_bwd(TensorView dmu, TensorView dsigma, TensorView partial, Te
                        int64_t stream, int64_t start, int64_t sample_dim, bool shared, bool antithetic) {
   SampleNormalParams p = params_of(grad, "grad", {state, 0, seed, stream, start, sample_dim, shared, antithetic});
   const DLDevice on = grad.device();
-  if (on.device_type != kDLCUDA) raise("ValueError", "grad: expected an array on a CUDA device");
+  expect_cuda(grad, "grad");
   const DType dtype = dtype_of(grad, "grad"), sums = accumulator_of(dtype);
   const std::int64_t chunks = partial.ndim() == 3 ? partial.size(0) : -1;
   if (chunks < 0 || partial.numel() != chunks * 2 * p.columns || !partial.is_contiguous() || dtype_of(partial, "partial") != sums)

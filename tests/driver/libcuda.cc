@@ -200,9 +200,9 @@ DRIVER(cuGetErrorName, int result, const char** name) {
   const struct {
     int result;
     const char* name;
-  } known[] = {{1, "CUDA_ERROR_INVALID_VALUE"},  {2, "CUDA_ERROR_OUT_OF_MEMORY"},     {34, "CUDA_ERROR_STUB_LIBRARY"},
-               {100, "CUDA_ERROR_NO_DEVICE"},    {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-               {719, "CUDA_ERROR_LAUNCH_FAILED"}};
+  } known[] = {{1, "CUDA_ERROR_INVALID_VALUE"}, {2, "CUDA_ERROR_OUT_OF_MEMORY"},     {34, "CUDA_ERROR_STUB_LIBRARY"},
+               {100, "CUDA_ERROR_NO_DEVICE"},   {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+               {500, "CUDA_ERROR_NOT_FOUND"},   {719, "CUDA_ERROR_LAUNCH_FAILED"}};
   *name = nullptr;
   for (const auto& each : known)
     if (each.result == result) *name = each.name;
@@ -284,7 +284,7 @@ DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsi
 DRIVER(cuMemAlloc_v2, void** at, size_t bytes) {
   MAY_FAIL;
   if (depth == 0) return kInvalidContext;
-  auto* block = static_cast<size_t*>(malloc(bytes + 256));
+  auto* block = static_cast<size_t*>(calloc(1, bytes + 256));
   *block = bytes;
   *at = block + 32;
   const int64_t now = __atomic_add_fetch(&allocated, bytes, __ATOMIC_SEQ_CST);

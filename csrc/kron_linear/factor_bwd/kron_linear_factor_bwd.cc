@@ -143,7 +143,7 @@ bool is_across(TensorView t, const char* name) {
 void kron_linear_factor_bwd(TensorView dw, OptionalTensor dx, TensorView partial, TensorView g, TensorView x, OptionalTensor w,
                             bool allow_tf32) {
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   if (dtype_of(g, "g") != dtype) raise("TypeError", "g: expected x's dtype");
   if (dtype_of(partial, "partial") != sums) raise("TypeError", "partial: expected the dtype of the sums");
   if (g.numel() == 0 || x.numel() == 0) raise("ValueError", "x: expected no empty array");

@@ -144,7 +144,7 @@ tvm::ffi::Array<tvm::ffi::Array<int64_t>> kron_linear_fibers_bwd_plan(int64_t dt
 // scratch in the dtype of the sums; the factors must be a group of the plan.
 void kron_linear_fibers_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, OptionalTensor dx, TensorView partial,
                             TensorView dy, TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t inner) {
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   const DType dtype = dtype_of(x, "x");
   if (dfactors.size() != factors.size()) raise("ValueError", "dfactors: expected one a factor");
   const std::vector<KronSize> sizes = sizes_of(factors, dtype, x.device());

@@ -56,7 +56,7 @@ void launch_sum(const Columns& columns, const char* x, DType dtype, char* y, DTy
 // y = the sum over the first dimension of x (rows, ...), both without gaps.
 void kron_linear_sum(TensorView y, TensorView x) {
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   if (dtype_of(y, "y") != dtype) raise("TypeError", "y: expected x's dtype");
   expect_device(y, "y", x.device());
   if (x.ndim() < 1 || !x.is_contiguous()) raise("ValueError", "x: expected a contiguous array of rows");

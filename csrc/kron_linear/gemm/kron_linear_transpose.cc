@@ -15,7 +15,7 @@ namespace {
 // y (matrices, columns, rows) = the transposes of x (matrices, rows, columns), both without gaps.
 void kron_linear_transpose(TensorView y, TensorView x) {
   const DType dtype = dtype_of(x, "x");
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   if (dtype_of(y, "y") != dtype) raise("TypeError", "y: expected x's dtype");
   expect_device(y, "y", x.device());
   if (x.ndim() != 3 || !x.is_contiguous()) raise("ValueError", "x: expected a contiguous array of matrices");

@@ -31,7 +31,7 @@ KronMergeParams params_of(const Tensors& factors, int64_t cut, const OptionalTen
   KronMergeParams p{};
   p.dtype = dtype_of(factors[0], "factors");
   const DLDevice device = factors[0].device();
-  if (device.device_type != kDLCUDA) raise("ValueError", "factors: expected arrays on a CUDA device");
+  expect_cuda(factors[0], "factors");
   const std::vector<KronSize> sizes = sizes_of(factors, p.dtype, device);
   for (const KronSize& size : sizes)
     if (std::min(size.out, size.in) < 1) raise("ValueError", "factors: expected no empty one");

@@ -143,7 +143,7 @@ bool kron_linear_squares_bwd_is_wide(int64_t dtype, int64_t size, int64_t device
 // 16 bits.
 void kron_linear_squares_bwd(tvm::ffi::Array<tvm::ffi::Tensor> dfactors, OptionalTensor dx, TensorView partial, TensorView dy,
                              TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors, int64_t wanted, int64_t size) {
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   const DType dtype = dtype_of(x, "x"), sums = accumulator_of(dtype);
   const int of_factors = count_of(static_cast<int>(wanted & 3)), width = width_of(dtype);
   if (wanted < 1 || wanted > 7 || static_cast<int>(dfactors.size()) != of_factors || dx.has_value() != (wanted >> 2 == 1))

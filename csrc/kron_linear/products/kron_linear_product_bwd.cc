@@ -38,7 +38,7 @@ int64_t kron_linear_product_bwd_time(int64_t dtype, int64_t rows, int64_t inner,
 // but w may have any strides.
 void kron_linear_product_bwd(OptionalTensor dx, OptionalTensor dw, TensorView dy, TensorView x, tvm::ffi::Tensor w) {
   const DType dtype = dtype_of(x, "x");
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   if (x.ndim() != 3 || dy.ndim() != 3) raise("ValueError", "x: expected (rows, in, inner), and dy (rows, out, inner)");
   const std::vector<KronSize> sizes = sizes_of(tvm::ffi::Array<tvm::ffi::Tensor>{w}, dtype, x.device());
   const KronProductProblem problem{dtype, x.size(0), x.size(2), sizes[0].out, sizes[0].in};

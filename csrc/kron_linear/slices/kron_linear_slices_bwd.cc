@@ -164,7 +164,7 @@ int64_t kron_linear_slices_bwd_time(int64_t dtype, int64_t rows, tvm::ffi::Array
 // and dx are (rows, elements), without gaps.
 void kron_linear_slices_bwd(tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>> dfactors, OptionalTensor dx, TensorView dy,
                             TensorView x, tvm::ffi::Array<tvm::ffi::Tensor> factors) {
-  if (x.device().device_type != kDLCUDA) raise("ValueError", "x: expected an array on a CUDA device");
+  expect_cuda(x, "x");
   const DType dtype = dtype_of(x, "x");
   if (dfactors.size() != factors.size()) raise("ValueError", "dfactors: expected one a factor");
   const std::vector<KronSize> sizes = sizes_of(factors, dtype, x.device());
