@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheels", type=Path, default=Path("dist"), help="the folder with the wheels to check")
     parser.addoption(
-        "--toolchain", default="", help="the folder with the toolchain of cu121, where it is not installed"
+        "--toolchain", default="", help="the folder with the backend's toolchain, where it is not installed"
     )
     parser.addoption("--nothing-cached", action="store_true", help="compile all for the wheel that is built again")
 

@@ -102,7 +102,11 @@ def core_wheel(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def backend_wheel(pytestconfig: pytest.Config) -> Path:
-    return next(pytestconfig.getoption("--wheels").glob("cuops_cu121-*.whl"))
+    """That of cu121, or of the row that `nox -s tests` builds where there is no cu121."""
+    folder = pytestconfig.getoption("--wheels")
+    found = [wheel for row in ("cu121", "cu128") for wheel in folder.glob(f"cuops_{row}-*.whl")]
+    assert found, f"{folder} has no wheel of cu121: nox -s wheels -- cu121"
+    return found[0]
 
 
 @pytest.fixture
@@ -115,6 +119,14 @@ def core(tmp_path: Path, core_wheel: Path) -> Installation:
 
 @pytest.fixture
 def installation(core: Installation, backend_wheel: Path) -> Installation:
-    """The core and one backend."""
-    core.add(backend_wheel)
+    """The core and one backend, which is called cu121."""
+    core.add_copy(backend_wheel, "cu121")
     return core
+
+
+@pytest.fixture
+def cu121(installation: Installation, backend_wheel: Path) -> Installation:
+    """The core and the backend of cu121, for what depends on the GPUs that its images are for."""
+    if not backend_wheel.name.startswith("cuops_cu121-"):
+        pytest.skip("asks for the images of cu121, whose compiler is not there for this machine")
+    return installation

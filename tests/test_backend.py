@@ -41,10 +41,10 @@ def test_newest_backend_that_the_driver_knows(
 
 @pytest.mark.parametrize(("capability", "chosen"), [(61, "cu121"), (90, "cu130"), (120, "cu130"), (37, "cu130")])
 def test_newest_backend_with_code_for_the_gpu(
-    installation: Installation, backend_wheel: Path, driver: Path, capability: int, chosen: str
+    cu121: Installation, backend_wheel: Path, driver: Path, capability: int, chosen: str
 ):
-    installation.add_copy(backend_wheel, "cu130", cuda="13.0", driver_cuda="13.0", architectures=[75, 90], ptx=90)
-    assert run(installation, LIBRARIES=driver, STAND_IN_VERSION=13000, STAND_IN_CAPABILITY=capability) == chosen
+    cu121.add_copy(backend_wheel, "cu130", cuda="13.0", driver_cuda="13.0", architectures=[75, 90], ptx=90)
+    assert run(cu121, LIBRARIES=driver, STAND_IN_VERSION=13000, STAND_IN_CAPABILITY=capability) == chosen
 
 
 def test_a_forced_backend_is_taken(installation: Installation, backend_wheel: Path, driver: Path):
@@ -59,19 +59,17 @@ def test_a_forced_backend_is_taken(installation: Installation, backend_wheel: Pa
         *[(100, "compute_90"), (121, "compute_90")],
     ],
 )
-def test_image_for_a_compute_capability(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int, image: str
-):
+def test_image_for_a_compute_capability(cu121: Installation, driver: Path, tmp_path: Path, capability: int, image: str):
     log = tmp_path / "log"
-    run(installation, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
+    run(cu121, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_LOG=log)
     assert loads(log) == [f"library {image}"]
 
 
 @pytest.mark.parametrize("capability", [90, 130])
 def test_an_image_reaches_the_driver_as_it_was_compiled(
-    installation: Installation, driver: Path, backend_wheel: Path, tmp_path: Path, capability: int
+    cu121: Installation, driver: Path, backend_wheel: Path, tmp_path: Path, capability: int
 ):
-    run(installation, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_IMAGE=tmp_path / "image")
+    run(cu121, LIBRARIES=driver, STAND_IN_CAPABILITY=capability, STAND_IN_IMAGE=tmp_path / "image")
     image = (tmp_path / "image").read_bytes()
     assert len(image) > 10_000
     (op,) = (op for op, _, _, code in Wheel.read(backend_wheel).images() if code.startswith(image))

@@ -77,7 +77,7 @@ def test_a_bias_without_elements_is_refused(installation: Installation, driver: 
     ids=str,
 )
 def test_clusters_are_no_larger_than_a_gpu_has_room_for_or_is_asked_for(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int, room: int, asked, largest: int
+    cu121: Installation, driver: Path, tmp_path: Path, capability: int, room: int, asked, largest: int
 ):
     log = tmp_path / "log"
     code = """
@@ -88,7 +88,7 @@ def test_clusters_are_no_larger_than_a_gpu_has_room_for_or_is_asked_for(
         cuops.rms_norm(numpy.ones((2, 65536)), numpy.ones(65536))
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_ROOM": room, "STAND_IN_LOG": log, **asked}
-    installation.output(code, LIBRARIES=driver, **settings)
+    cu121.output(code, LIBRARIES=driver, **settings)
     assert {*clusters(log)} == {largest}
 
 
@@ -280,9 +280,7 @@ def test_gradients_of_few_samples_take_one_launch(
 
 
 @pytest.mark.parametrize("capability", [60, 75, 80, 86, 90, 120])
-def test_every_draw_and_its_gradient_have_kernels(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int
-):
+def test_every_draw_and_its_gradient_have_kernels(cu121: Installation, driver: Path, tmp_path: Path, capability: int):
     code = """
         import itertools
         library, kinds = _backend.library(), itertools.product((0, -1), (False, True), (False, True), (False, True))
@@ -298,7 +296,7 @@ def test_every_draw_and_its_gradient_have_kernels(
                 library.sample_normal_bwd(dmu, dsigma, partial, x, state, *layout)
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
-    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    cu121.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
     assert len(clusters(tmp_path / "log")) > 2 * 16 * 9 * 4
 
 
@@ -319,7 +317,7 @@ def test_kronecker_products_have_plans_for_a_part_of_a_gpu(installation: Install
 
 @pytest.mark.parametrize("capability", [61, 75, 80, 86, 90, 120])
 def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
-    installation: Installation, driver: Path, tmp_path: Path, capability: int
+    cu121: Installation, driver: Path, tmp_path: Path, capability: int
 ):
     """Forwards, and each kernel that has gradients of these sizes; the driver refuses what is too much."""
     code = f"""
@@ -394,6 +392,6 @@ def test_kronecker_products_ask_for_no_more_shared_memory_than_there_is(
                         gradients_of_one(number, dtype, before, size, prod(o for o, _ in sizes[k + 1:]), w[k], dw[k])
     """
     settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
-    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    cu121.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
     kernels = {line.split()[1] for line in (tmp_path / "log").read_text().splitlines() if line.startswith("launch")}
     assert len(kernels) >= {80: 15, 90: 90, 120: 60}.get(capability, 2)

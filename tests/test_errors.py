@@ -196,8 +196,8 @@ def test_the_least_version_of_the_library_for_calls_is_that_of_the_requirement(i
 
 
 @pytest.mark.parametrize(("what", "said"), [("content", "the image of rms_norm"), ("name", "no image of rms_norm")])
-def test_a_damaged_image_is_named(installation: Installation, driver: Path, what: str, said: str):
-    library = installation.folder / "cuops_cu121" / "libcuops.so"
+def test_a_damaged_image_is_named(cu121: Installation, driver: Path, what: str, said: str):
+    library = cu121.folder / "cuops_cu121" / "libcuops.so"
     with library.open("r+b") as file:
         section = ELFFile(file).get_section_by_name(".cuops_images")
         images = section.data()
@@ -208,7 +208,7 @@ def test_a_damaged_image_is_named(installation: Installation, driver: Path, what
                 start, length = (offset, size) if what == "content" else (entry, 1)
                 file.seek(section["sh_offset"] + start)
                 file.write(b"\xff" * length)
-    kind, message, command = provoke(installation, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
+    kind, message, command = provoke(cu121, NUMPY_ARRAY, LIBRARIES=driver, STAND_IN_CAPABILITY=50)
     assert (kind, command) == ("DamagedBackendError", "pip install --force-reinstall cuops-cu121")
     assert said in message
 

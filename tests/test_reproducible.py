@@ -26,12 +26,13 @@ def keep_most(folder: Path) -> None:
             (folder / product.name).symlink_to(product)
 
 
-@pytest.mark.parametrize("package", ["cuops", "cuops_cu121"])
-def test_source_distribution_builds_the_same_wheel_elsewhere(package: str, pytestconfig: pytest.Config, tmp_path: Path):
+@pytest.mark.parametrize("which", ["core_wheel", "backend_wheel"])
+def test_source_distribution_builds_the_same_wheel_elsewhere(
+    which: str, request: pytest.FixtureRequest, pytestconfig: pytest.Config, tmp_path: Path
+):
     """Outside git, in another folder, and, with --nothing-cached, without what was compiled before."""
-    dist = pytestconfig.getoption("--wheels")
-    (source,) = dist.glob(f"{package}-*.tar.gz")
-    (wheel,) = dist.glob(f"{package}-*.whl")
+    wheel = request.getfixturevalue(which)
+    (source,) = wheel.parent.glob(f"{wheel.name.partition('-')[0]}-*.tar.gz")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path / "a folder of another name", filter="data")
     (unpacked,) = (tmp_path / "a folder of another name").iterdir()
