@@ -1,6 +1,7 @@
 """cuops run: operators on files."""
 
 import errno
+import inspect
 import os
 import signal
 import subprocess
@@ -302,13 +303,21 @@ def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path, monkeypatch, x)
 
 
 def test_a_parameter_without_a_default_is_asked_for(tmp_path, monkeypatch, capsys, x):
-    def scaled(x, factor, power: "float", bias=None, eps: "float" = 0.5):
+    def scaled(x, factor, power, bias=None, eps=0.5):
         return x
 
-    monkeypatch.setitem(run.OPERATORS, "rms_norm", run.RowOperator(scaled, ("factor", "bias")))
+    operator = run.RowOperator(scaled, ("factor", "bias"), numbers={"power": "of x", "eps": "added to x"})
+    monkeypatch.setitem(run.OPERATORS, "rms_norm", operator)
     with pytest.raises(SystemExit, match="2"):
         main(["run", "rms_norm", str(tmp_path / "x.npy"), str(tmp_path / "y.npy")])
     assert "the following arguments are required: --factor, --power\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name, of in run.OPERATORS.items() if isinstance(of, run.RowOperator)])
+def test_every_number_that_an_operator_takes_is_an_option(name):
+    operator = run.OPERATORS[name]
+    taken = inspect.signature(operator.function, eval_str=True).parameters
+    assert [*operator.numbers] == [parameter for parameter, of in taken.items() if of.annotation is float]
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from .files import FileArray
 
 NONE = inspect.Parameter.empty  # what a parameter without a default has
-HELP = {
-    "eps": "added to the mean of squares",
-    "weight_offset": "added to the weight; a negative number as --weight-offset=-1e-3",
-}
 
 
 @dataclass(frozen=True)
@@ -44,23 +40,30 @@ class RowOperator:
         function: the public function.
         parameters: arguments that are one array, each a file.
         lists: arguments that are a list of arrays, by the option that is given once for each file.
+        numbers: arguments that are a number, and what the help says of them.
         one_dtype: whether all of them have that of x.
     """
 
     function: Callable[..., Any]
     parameters: tuple[str, ...] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
     one_dtype: bool = False
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The names and defaults of the options, from the function's signature; NONE where there is no default."""
-        signature = inspect.signature(self.function)
-        return {name: p.default for name, p in signature.parameters.items() if p.annotation == "float"}
+    def default(self, parameter: str) -> Any:
+        """The function's default for an argument; NONE where it has none."""
+        return inspect.signature(self.function).parameters[parameter].default
 
 
 OPERATORS: dict[str, RowOperator | ModuleType] = {
-    "rms_norm": RowOperator(cuops.rms_norm, parameters=("weight", "bias")),
+    "rms_norm": RowOperator(
+        cuops.rms_norm,
+        parameters=("weight", "bias"),
+        numbers={
+            "eps": "added to the mean of squares",
+            "weight_offset": "added to the weight; a negative number as --weight-offset=-1e-3",
+        },
+    ),
     "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}, one_dtype=True),
     "sample_normal": run_sample_normal,
 }
@@ -80,17 +83,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             operator.arguments(command)
             continue
         for parameter in operator.parameters:
-            needed = inspect.signature(operator.function).parameters[parameter].default is NONE
+            needed = operator.default(parameter) is NONE
             text = "a file as IN is" if needed else "a file as IN is; without it, none"
             command.add_argument(f"--{parameter}", metavar="FILE", required=needed, help=text)
         for option in operator.lists:
             text = "a file as IN is; once for each, the first one first"
             command.add_argument(f"--{option}", metavar="FILE", action="append", required=True, help=text)
-        for number, default in operator.numbers.items():
-            option, text = number.replace("_", "-"), HELP.get(number, number)
+        for number, text in operator.numbers.items():
+            default = operator.default(number)
             given = {"required": True} if default is NONE else {"default": default}
             text += "" if default is NONE else f", by default {default}"
-            command.add_argument(f"--{option}", dest=number, type=float, help=text, **given)
+            command.add_argument(f"--{number.replace('_', '-')}", dest=number, type=float, help=text, **given)
 
 
 def main(options: argparse.Namespace) -> int:
