@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cuops._bench import OPERATORS, report
 from cuops._bench.case import DTYPES, available, module_of
@@ -16,11 +16,7 @@ from cuops.cli import cases
 from cuops.errors import CuopsError
 
 from . import cem
-from .comparison import RESULTS, Timer, output
-
-ON_REQUEST = ("grid", "at_random", "plan", "options")  # sections that take long, whose results have files of their own
-PARTED = [("rms_norm", ["grid"]), ("sample_normal", ["article"])]  # sections that a run may do a part of
-NEED_CUOPS = ("plan", "article", "seed_on_device")  # which is what they measure
+from .comparison import RESULTS, Benchmark, Timer, output
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -35,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     own = "cem, the Cross-Entropy Method, has options of its own: cem --help"
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=own)
     made.add_argument("operator", choices=OPERATORS)
-    made.add_argument("sections", nargs="*", help=f"what to run; by default all but {', '.join(ON_REQUEST)}")
+    made.add_argument("sections", nargs="*", help="what to run; by default all that do not take long")
     made.add_argument(
         "--shapes", nargs="+", type=cases.sizes, metavar="32768x4096", help="instead of the standard ones"
     )
@@ -56,18 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
     if given[:1] == ["cem"]:
         return cem.main(given[1:])
     options = parser().parse_args(given)
-    benchmark = importlib.import_module(f"benchmarks.{options.operator}")
-    chosen = list(dict.fromkeys(options.sections)) or [n for n in benchmark.SECTIONS if n not in ON_REQUEST]
+    benchmark = cast("Benchmark", importlib.import_module(f"benchmarks.{options.operator}"))
+    chosen = list(dict.fromkeys(options.sections)) or [n for n in benchmark.SECTIONS if n not in benchmark.ON_REQUEST]
     try:
-        functions = _checked(options, benchmark.SECTIONS, chosen)
+        functions = _checked(options, benchmark, chosen)
     except (CuopsError, ValueError) as error:
         parser().error(str(error).partition("\n")[0])
     clock = timer(options.device, options.quick)
     facts = report.provenance(options.device, options.quick, options.without, options.shapes, options.dtypes)
     print(report.headline(facts))
-    standard = [name for name in chosen if name not in ON_REQUEST]
+    standard = [name for name in chosen if name not in benchmark.ON_REQUEST]
     files = {options.operator: standard} if standard else {}
-    files |= {f"{options.operator}_{name}": [name] for name in chosen if name in ON_REQUEST}
+    files |= {f"{options.operator}_{name}": [name] for name in chosen if name in benchmark.ON_REQUEST}
     options.facts, options.written = facts, []
     records = [
         record
@@ -78,21 +74,21 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any("failure" in record.get("results", {}).get("cuops", {}) for record in records))
 
 
-def _checked(options: argparse.Namespace, sections: dict[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
+def _checked(options: argparse.Namespace, benchmark: Benchmark, chosen: Sequence[str]) -> dict[str, Any]:
     """The implementations, once all options make sense; sets those that have defaults. Raises ValueError."""
-    if unknown := set(chosen) - sections.keys():
-        raise ValueError(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(sections)}")
-    if options.part and (options.operator, chosen) not in PARTED:
-        raise ValueError("--part: only RMSNorm's grid and the article's comparison have parts")
+    if unknown := set(chosen) - benchmark.SECTIONS.keys():
+        raise ValueError(f"no section {', '.join(sorted(unknown))}: choose from {', '.join(benchmark.SECTIONS)}")
+    if options.part and (len(chosen) != 1 or chosen[0] not in benchmark.PARTED):
+        raise ValueError(f"--part: expected one section that has parts ({', '.join(benchmark.PARTED) or 'none has'})")
     if options.shapes:
         module = module_of(options.operator)
         options.shapes = [module.shape(cases.checked(shape)) for shape in options.shapes]
     options.device = cases.device(options.device)
     functions = available(options.operator, options.device, options.without)
-    if "cuops" not in functions and (needy := [name for name in chosen if name in NEED_CUOPS]):
+    if "cuops" not in functions and (needy := [name for name in chosen if name in benchmark.NEED_CUOPS]):
         raise ValueError(f"--without cuops: {', '.join(needy)} measures what cuops does")
     others = options.quick or options.shapes or options.dtypes or options.without
-    if others and options.output is None and not set(chosen) <= set(ON_REQUEST):
+    if others and options.output is None and not set(chosen) <= set(benchmark.ON_REQUEST):
         raise ValueError(
             f"--output: expected another folder than {RESULTS} with --quick, --shapes, --dtypes or --without"
         )
@@ -101,7 +97,7 @@ def _checked(options: argparse.Namespace, sections: dict[str, Any], chosen: Sequ
 
 
 def _measured(
-    benchmark: Any,
+    benchmark: Benchmark,
     stem: str,
     names: Sequence[str],
     options: argparse.Namespace,

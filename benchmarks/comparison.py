@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cuops._bench import report
 from cuops._bench.case import DTYPES, Case, measure_all, why
@@ -19,6 +19,16 @@ RESULTS = Path("benchmarks/results")  # of the standard cases, by every peer
 Records = list[dict[str, Any]]
 Timer = CudaTimer | CpuTimer
 Shapes = Mapping[str, Sequence[tuple[int, ...]]]  # by the letter of a dtype
+
+
+class Benchmark(Protocol):
+    """What a module of this folder has, one for each operator."""
+
+    SECTIONS: dict[str, Callable[[argparse.Namespace, dict[str, Any], Timer], Records]]  # titled by their docstrings
+    PLOTTED: tuple[str, ...]  # those of the picture
+    ON_REQUEST: tuple[str, ...]  # those that take long: they run where they are named, and have files of their own
+    PARTED: tuple[str, ...]  # those of which a run may do a part
+    NEED_CUOPS: tuple[str, ...]  # those that measure nothing else
 
 
 def output(given: Path | None, device: str) -> Path:

@@ -145,3 +145,4 @@ def plan(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
 
 SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid, at_random, plan)}
 PLOTTED = ("forward", "tf32", "backward")
+ON_REQUEST, PARTED, NEED_CUOPS = ("grid", "at_random", "plan"), (), ("plan",)

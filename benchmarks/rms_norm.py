@@ -203,3 +203,4 @@ SECTIONS = {
     f.__name__: f for f in (forward, residual, backward, options, small, host, host_arrays, first_call, grid, at_random)
 }
 PLOTTED = ("forward", "backward")
+ON_REQUEST, PARTED, NEED_CUOPS = ("options", "grid", "at_random"), ("grid",), ()

@@ -134,3 +134,4 @@ SECTIONS = {
     for f in (independent, shared, backward, alone, small, small_backward, seed_on_device, host, samples, article)
 }
 PLOTTED = ("independent", "shared", "backward")
+ON_REQUEST, PARTED, NEED_CUOPS = (), ("article",), ("seed_on_device", "article")
