@@ -208,7 +208,7 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
     """`value` is a finite real number, and at least `least`."""
     wide = real(name, value)
     if not (-math.inf < wide < math.inf and wide >= least):  # NaN is neither
-        floor = f" of at least {least}" if least == 0 else ""
+        floor = "" if least == -math.inf else f" of at least {least}"
         raise ValueError(f"{name}: expected a finite number{floor}, got {value}")
 
 

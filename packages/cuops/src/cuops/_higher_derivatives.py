@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 
-def through(formula: Callable[..., Any], given: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Any]:
-    """Gradients for what the formula is given, from those for its results; differentiable where a graph is kept."""
+def through(
+    formula: Callable[..., tuple[Tensor, ...]], given: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+) -> list[Any]:
+    """Gradients for what the formula is given, from those for the tuple of its results; differentiable with a graph."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that only the formula lies between them and its results.
