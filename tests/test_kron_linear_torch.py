@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import cuops
 import pytest
@@ -96,26 +95,6 @@ def test_frozen_factors_have_the_gradients_of_linear(dtype):
     torch.testing.assert_close(dbias, dy.sum(0))
     (again,) = torch.autograd.grad(dx, dy, v := torch.randn_like(x))
     check(again, v, factors)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_traced_graphs_call_the_operator(device):
-    x, w = torch.randn(3, 12, device=device), [torch.randn(2, 3, device=device), torch.randn(5, 4, device=device)]
-    traced = torch.jit.trace(lambda x: cuops.kron_linear(x, w), x)
-    assert torch.equal(traced(2 * x), cuops.kron_linear(2 * x, w))
-
-
-def test_compiled_graphs_call_the_operator(device):
-    found = []
-
-    def backend(module, _):
-        found.extend(str(node.target) for node in module.graph.nodes)
-        return module
-
-    x, factors, bias = arguments(SAMPLES["both"], device=device)
-    torch.compile(cuops.kron_linear, fullgraph=True, backend=backend)(x, factors, bias)
-    assert "cuops.kron_linear_fwd" in found
 
 
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # as torch.compile does it
@@ -317,50 +296,6 @@ def test_cuda_graph_replays_on_new_data(dtype):
         graph.replay()
         for a, b in zip(results, run(), strict=True):
             assert torch.equal(a, b)
-
-
-@gpu
-def test_works_on_the_current_stream():
-    x, w = torch.zeros(4096, 4096, device="cuda"), torch.ones(64, 64, device="cuda")
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        x.fill_(2.0)
-        y = cuops.kron_linear(x, [w, w])
-    stream.synchronize()
-    # Pairs of float16 may miss it by a unit in the last place.
-    torch.testing.assert_close(y, torch.full_like(y, 8192.0))
-    assert torch.equal(y, cuops.kron_linear(x, [w, w]))
-
-
-@gpu
-def test_threads_and_streams_do_not_disturb_each_other():
-    samples = [((100 + index,), [(32, 32), (8 + index, 8 + index)]) for index in range(4)]
-    results = {}
-
-    def work(index):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            x, factors, bias = arguments(samples[index], device="cuda")
-            results[index] = [cuops.kron_linear(x, factors, bias) for _ in range(50)]
-            torch.cuda.current_stream().synchronize()
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    for index, got in results.items():
-        want = cuops.kron_linear(*arguments(samples[index], device="cuda"))
-        assert all(torch.equal(y, want) for y in got)
-
-
-@gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_tensors_on_a_gpu_that_is_not_current():
-    first, second = (arguments(SAMPLES["squares of 16"], device=f"cuda:{index}") for index in range(2))
-    results = [(cuops.kron_linear(*first), cuops.kron_linear(*second)) for _ in range(20)]
-    assert torch.cuda.current_device() == 0
-    for a, b in results:
-        assert b.device == second[0].device
-        assert torch.equal(a.cpu(), b.cpu())
 
 
 @gpu
