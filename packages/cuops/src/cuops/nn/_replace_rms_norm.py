@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
+import types
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,19 +56,20 @@ class Replacement:
         """Puts the very modules back that were there; they have the parameters as they are now.
 
         Raises RuntimeError, and changes nothing, where another module has taken a place since, or a module there has
-        become one of another class, as parametrizations make it, has got a forward of its own, as offloading by
-        accelerate gives it, or no longer has the dictionary of parameters that both shared.
+        become one of another class, as parametrizations make it, has got another forward than that of its class and
+        accelerate's hook, or no longer has the dictionary of parameters that both shared.
         """
         places = ((place, place.parent._modules.get(place.name)) for place in self._places)
 
         def is_as_it_was(place: _Place, now: torch.nn.Module | None) -> bool:
             shares = now is place.new and now._parameters is place.old._parameters
-            return shares and type(now) is RMSNorm and "forward" not in vars(now)
+            return shares and type(now) is RMSNorm and _has_forward_of_its_class(now)
 
         if taken := [place.path for place, now in places if not is_as_it_was(place, now)]:
             raise RuntimeError(f"these modules are no longer those that replace_rms_norm put there: {', '.join(taken)}")
         for place in self._places:
             place.parent._modules[place.name] = place.old
+            _take_forward(place.old, place.new)
             _take_hooks(place.old)
             for name in ("training", "_is_full_backward_hook"):  # dictionaries are shared; these are not
                 place.old.__dict__[name] = place.new.__dict__[name]
@@ -83,7 +86,7 @@ class Replacement:
                 *(f"    {path}" for path, of in self.replaced if of is cls),
             ]
         lines += [f"  left: {path}, {cls.__module__}.{cls.__qualname__}: {reason}" for path, cls, reason in self.left]
-        if not self.replaced or any(reason == UNKNOWN for *_, reason in self.left):
+        if (not self.replaced and not self.left) or any(reason == UNKNOWN for *_, reason in self.left):
             lines.append("  to replace a class of the same formula: also={Class: cuops.nn.Formula('name of its eps')}")
         return "\n".join(lines)
 
@@ -94,8 +97,8 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     Known are `torch.nn.RMSNorm` and the RMSNorm classes of Hugging Face Transformers, those classes themselves: a class
     that derives from one of them, or only has such a name, is left alone, and so is a module whose formula was patched
     or that is compiled by itself.
-    A new module has the very parameters, hooks and attributes of the old one, so that optimisers, tied weights and
-    checkpoints stay as they are.
+    A new module has the very parameters, hooks and attributes of the old one, accelerate's hook among them, so that
+    optimisers, tied weights and checkpoints stay as they are.
 
     Args:
         model: the model. It is not itself one of these modules.
@@ -147,6 +150,43 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
     return Replacement(model, places, left)
 
 
+def _is_of_its_class(module: torch.nn.Module, forward: object) -> bool:
+    """Whether this is what `module.forward` is of a module that nobody has changed."""
+    return isinstance(forward, types.MethodType) and (forward.__self__, forward.__func__) == (
+        module,
+        type(module).forward,
+    )
+
+
+def _calls_accelerate(module: torch.nn.Module) -> bool:
+    """Whether its forward is that by which accelerate calls its hook, and then the forward of the class."""
+    forward = vars(module).get("forward")
+    return (
+        isinstance(forward, functools.partial)
+        and getattr(forward.func, "__module__", None) == "accelerate.hooks"
+        and len(forward.args) == 1
+        and forward.args[0] is module
+        and _is_of_its_class(module, vars(module).get("_old_forward"))
+    )
+
+
+def _has_forward_of_its_class(module: torch.nn.Module) -> bool:
+    """Whether what is called is the forward of its class, if with accelerate's hook."""
+    own = vars(module).get("forward")  # which accelerate also leaves where it has removed a hook
+    return own is None or _is_of_its_class(module, own) or _calls_accelerate(module)
+
+
+def _take_forward(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Calls the forward of its class, and accelerate's hook where the other module has one."""
+    hooked = vars(other)["forward"].func if _calls_accelerate(other) else None
+    for name in ("forward", "_old_forward", "_hf_hook"):
+        module.__dict__.pop(name, None)
+    if hooked is not None:
+        module.__dict__["_old_forward"] = own = module.forward
+        module.__dict__["_hf_hook"] = vars(other)["_hf_hook"]
+        module.__dict__["forward"] = functools.update_wrapper(functools.partial(hooked, module), own)
+
+
 def _take_hooks(module: torch.nn.Module) -> None:
     """Makes hooks that know the module that they are called with know this one."""
     for hook in module._load_state_dict_pre_hooks.values():
@@ -171,7 +211,9 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
     if formula is None:
         known = next((base for base in cls.__mro__[1:] if _known_formula(base, also)), None)
         return f"its class is not known, only that it derives from {known.__qualname__}" if known else UNKNOWN
-    if patched := [name for name in METHODS if name in vars(module) or (cls not in also and _is_foreign(cls, name))]:
+    patched = [name for name in METHODS if cls not in also and _is_foreign(cls, name)]
+    patched += ["forward"] * (not _has_forward_of_its_class(module)) + ["_norm"] * ("_norm" in vars(module))
+    if patched:
         return f"its {patched[0]} was patched"
     if module._compiled_call_impl is not None:
         return COMPILED
@@ -200,7 +242,7 @@ def _reason_to_leave(module: torch.nn.Module, also: Mapping[type, Formula]) -> s
         return f"its eps is no finite number of at least 0: {eps!r}"
     if not _is_taken(offset):
         return f"its {formula.weight_offset} is no finite number: {offset!r}"
-    own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS}
+    own = {name for name in vars(module) if not name.startswith(ADDED_BY_LIBRARIES)} - {*OTHER_FACTS, "forward"}
     if cls not in also and own != {formula.eps}:
         return f"it has attributes that its class is not known for: {', '.join(sorted(own ^ {formula.eps}))}"
     return None
@@ -262,4 +304,5 @@ def _replacement_of(old: torch.nn.Module, also: Mapping[type, Formula]) -> RMSNo
     new = RMSNorm.__new__(RMSNorm)
     new.__dict__.update(vars(old))
     new.__dict__.update(facts)
+    _take_forward(new, old)
     return new
