@@ -47,19 +47,21 @@ def test_check_compares_forward_and_gradients_of_every_implementation(capsys, le
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name in ("cuops", "torch"):
         agreeing = [line[1] for line in lines if line[:1] == [name] and line[-1] == "agrees"]
-        assert agreeing == ["y", "y", "h", "dx", "dweight"]
+        assert agreeing == ["y", "y", "h", "dx", "dweight", "dx", "dweight", "dx", "dweight", "dbias"]
     assert all(float(line[3]) < 0.05 for line in lines if line[:1] == ["cuops"])
-    norms = {line[1]: float(line[2]) for line in lines if line[:1] == ["reference"]}
+    norms = {}  # of the table that a line is in
     for line in lines:
-        if line[:2] == ["cuops", "dweight"]:
-            assert float(line[2]) == pytest.approx(norms["dweight"], rel=1e-2)
+        if line[:1] == ["reference"]:
+            norms[line[1]] = float(line[2])
+        elif line[:1] == ["cuops"]:
+            assert float(line[2]) == pytest.approx(norms[line[1]], rel=1e-2)
 
 
 def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
     import cuops
 
     monkeypatch.setattr(
-        cuops, "rms_norm", lambda x, weight, eps, residual: torch.nn.functional.rms_norm(x, x.shape[-1:])
+        cuops, "rms_norm", lambda x, weight, bias, eps, residual: torch.nn.functional.rms_norm(x, x.shape[-1:])
     )
     assert main(["check", "rms_norm", *QUICK, "--", "4", "64"]) == 1
     assert "DIFFERS" in capsys.readouterr().out
@@ -109,7 +111,8 @@ def test_each_shape_is_compiled(command, monkeypatch):
     shapes = [f"2x{n}" for n in range(4, 14)]
     also = ["--also", *shapes[:7], "--also", *shapes[7:]]
     assert main([command[0], "rms_norm", *command[1:], "--device", "cpu", *also, "--", "2", "64"]) == 0
-    assert counter.frame_count == len(rms_norm.KINDS) * (len(shapes) + 1)
+    kinds = rms_norm.CHECKED if command[0] == "check" else rms_norm.KINDS
+    assert counter.frame_count == len(kinds) * (len(shapes) + 1)
 
 
 def test_profile_writes_a_chrome_trace_and_prints_the_kernels(tmp_path, capsys):
