@@ -202,6 +202,21 @@ def test_gradients_ask_for_no_more_shared_memory_than_there_is(
     assert len(clusters(tmp_path / "log")) >= 6 * 3 * 2 * 2
 
 
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_partial_sums_of_gradients_do_not_grow_with_the_rows(installation: Installation, driver: Path, capability: int):
+    """Of each parameter 8 a multiprocessor at most, and three numbers a row from one launch to the next."""
+    code = """
+        library = _backend.library()
+        for n in (100, 256, 1000, 1024, 4096):
+            for rows in (1 << 10, 1 << 14, 1 << 18):
+                dy, h, weight = (on_cuda(size, "bfloat16") for size in ((rows, n), (rows, n), (n,)))
+                for parameters in (1, 2):
+                    scratch = library.rms_norm_bwd_scratch(dy, None, h, weight, True, parameters == 2, 0.0)
+                    assert scratch <= 3 * rows + parameters * 8 * 132 * n, (n, rows, scratch)
+    """
+    installation.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, STAND_IN_CAPABILITY=capability)
+
+
 @pytest.mark.parametrize("room", [16, 8])
 def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
     installation: Installation, driver: Path, tmp_path: Path, room: int

@@ -184,6 +184,18 @@ def test_twenty_runs_give_the_same_bits(call, sizes, device):
         assert are_equal(with_gradients(call, given, grads), want)
 
 
+@every_call
+def test_runs_where_only_deterministic_algorithms_may(call, sizes, device):
+    given = [t.requires_grad_() for t in operands(sizes, device)]
+    grads = operands([y.shape for y in tuple_of(call(*given))], device, seed=1)
+    want = with_gradients(call, given, grads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert are_equal(with_gradients(call, given, grads), want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @gpu
 @pytest.mark.cached
 @every_call
