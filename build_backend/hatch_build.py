@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cuops_build import cache, host, sbom, table
-from cuops_build.nvrtc import compile_images, pack
+from cuops_build.nvrtc import BuildError, compile_images, pack
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
@@ -33,7 +33,10 @@ class Contents(BuildHookInterface):
         self.scratch = tempfile.TemporaryDirectory()
         row = self.metadata.config["tool"].get("cuops")
         if row:
-            self.build_backend(table.row(self.metadata.name.removeprefix("cuops-"), row), build_data)
+            try:
+                self.build_backend(table.row(self.metadata.name.removeprefix("cuops-"), row), build_data)
+            except BuildError as error:  # what the compiler says, without the way to it
+                raise SystemExit(str(error)) from None
         bill = Path(self.scratch.name, f"{self.metadata.name}.cdx.json")
         facts = self.metadata.name, self.metadata.version, self.metadata.core.license_expression
         bill.write_bytes(sbom.cyclonedx(*facts, row["wheels"] if row else ()))

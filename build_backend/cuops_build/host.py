@@ -45,7 +45,7 @@ def _zig(*arguments: str, cwd: Path, products: Path | None = None) -> None:
     command = [sys.executable, "-m", "ziglang", *arguments]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BuildError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+        raise BuildError(f"zig {arguments[0]} failed:\n{done.stdout}{done.stderr}")
 
 
 def _target(machine: str) -> tuple[str, str]:
