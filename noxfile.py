@@ -154,6 +154,17 @@ def unclean(logs: Path, workers: int) -> list[str]:
     return found + (["did not see all processes of the tests"] if len(said) < workers else [])
 
 
+def shares(tool: str, pytest_options: list[str]) -> list[list[str]]:
+    """What runs together, as words for pytest: all tests, but those of a file alone under initcheck.
+
+    It keeps some 70 MB of each test until its process ends.
+    """
+    chosen = any(Path(option.partition("::")[0]).exists() for option in pytest_options)
+    if tool != "initcheck" or chosen:
+        return [[]]
+    return [[str(file)] for file in sorted(Path("tests").glob("test_*.py")) if file.name != "test_wheels.py"]
+
+
 @nox.session
 def sanitize(session: nox.Session) -> None:
     """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 12 -k rms_norm)."""
@@ -174,16 +185,17 @@ def sanitize(session: nox.Session) -> None:
         "gpu and cached and not timed": {},
     }
     wrong = []
-    for tool, (marked, environment) in itertools.product(options.tools, runs.items()):
-        # A sanitizer for each worker, as one alone has all of them wait for it. Workers begin with tests that are
-        # neighbours, which have kernels in common: each sanitizer has to read those that its tests use.
+    parts = [(tool, share) for tool in options.tools for share in shares(tool, pytest_options)]
+    for (tool, share), (marked, environment) in itertools.product(parts, runs.items()):
+        # A sanitizer for each worker, as one alone has all of them wait for it. Workers have tests that are neighbours,
+        # which have kernels in common, as each sanitizer has to read those that its tests use.
         logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
         sanitized = (sanitizer, f"--tool={tool}", *special.get(tool, (ours,)), *common, f"--log-file={logs}/%p")
         worker = shlex.join((*sanitized, "python"))
-        workers = ("--dist=worksteal", f"--tx={options.workers}*popen//python={worker}")
+        workers = ("-p", "no:randomly", "--dist=worksteal", f"--tx={options.workers}*popen//python={worker}")
         settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
         try:
-            chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options)
+            chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options, *share)
             session.run(*chosen, env=settings, success_codes=[0, 5])  # 5: none of them
         except nox.command.CommandFailed:
             wrong.append(f"{tool}: tests failed")
