@@ -9,6 +9,7 @@ import sys
 import textwrap
 import types
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -168,6 +169,7 @@ def test_the_input_may_be_the_output(tmp_path, x):
         ),
         (["x.npy", "y.csv"], "expected a name that ends in .npy or .safetensors"),
         (["swapped.npy", "y.npy"], "swapped.npy: expected this machine's byte order"),
+        (["halves.npy", "y.npy"], "halves.npy: .npy has no bfloat16"),
         (["ints.npy", "y.npy"], "ints.npy: expected float64, float32, float16 or bfloat16, got int64"),
         (["x.npy", "y.npy", "--weight", "w9.npy"], "weight: expected the last of x's dimensions, (33,), got (9,)"),
         (["x.npy", "w33.npy", "--weight", "w33.npy"], "w33.npy: is read here, too; name another file"),
@@ -188,6 +190,7 @@ def test_the_input_may_be_the_output(tmp_path, x):
 def test_a_mistake_is_one_line_and_leaves_no_output(tmp_path, monkeypatch, capsys, x, arguments, says):
     monkeypatch.chdir(tmp_path)
     np.save("ints.npy", np.arange(6).reshape(2, 3))
+    np.save("halves.npy", np.ones((2, 3), ml_dtypes.bfloat16))
     save_file({name: torch.ones(2, 3, dtype=torch.bfloat16) for name in "ab"}, "two.safetensors")
     save_file({}, "none.safetensors")
     save_file({"w": torch.ones((), dtype=torch.bfloat16)}, "one.safetensors")

@@ -47,6 +47,8 @@ def read(location: str) -> FileArray:
         values = np.lib.format.open_memmap(location, mode="r")
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{location}: expected one array, as numpy.save writes it") from error
+    if values.dtype == np.dtype("V2"):
+        raise TypeError(f"{location}: .npy has no bfloat16, if these 16 bits are such; take a .safetensors file")
     return FileArray(values, values.dtype.name, "x")
 
 
