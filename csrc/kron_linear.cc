@@ -68,7 +68,7 @@ void kron_linear_fwd(TensorView y, TensorView x, Tensors factors, int64_t inner,
   problem.near = std::all_of(factors.begin(), factors.end(), [](const tvm::ffi::Tensor& w) { return has_small_strides(w); });
   problem.mapped = problem.linear && (problem.rows == 1 || x_rows.stride >= in);
   const std::shared_ptr<const KronGroup> plan = cached_group(problem, device);
-  if (!plan->fused) raise("ValueError", "factors: too large for one kernel; ask kron_linear_plan");
+  if (!plan->fused) raise("NotImplementedError", "factors: too large for one kernel; ask kron_linear_plan");
   const void* bias_data = nullptr;
   std::int64_t bias_lead = 1;
   if (bias.has_value()) {
