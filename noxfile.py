@@ -159,7 +159,7 @@ def shares(tool: str, pytest_options: list[str]) -> list[list[str]]:
 
     It keeps some 70 MB of each test until its process ends.
     """
-    chosen = any(Path(option.partition("::")[0]).exists() for option in pytest_options)
+    chosen = any(option.partition("::")[0].endswith(".py") for option in pytest_options)
     if tool != "initcheck" or chosen:
         return [[]]
     return [[str(file)] for file in sorted(Path("tests").glob("test_*.py")) if file.name != "test_wheels.py"]
@@ -167,7 +167,7 @@ def shares(tool: str, pytest_options: list[str]) -> list[list[str]]:
 
 @nox.session
 def sanitize(session: nox.Session) -> None:
-    """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 12 -k rms_norm)."""
+    """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 4 -k rms_norm)."""
     install_built(session, "test", "sanitize")
     sanitizer = sanitizer_of(session)
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)

@@ -47,7 +47,7 @@ def test_check_compares_forward_and_gradients_of_every_implementation(capsys, le
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name in ("cuops", "torch"):
         agreeing = [line[1] for line in lines if line[:1] == [name] and line[-1] == "agrees"]
-        assert agreeing == ["y", "y", "h", "dx", "dweight", "dx", "dweight", "dx", "dweight", "dbias"]
+        assert agreeing == ["y", "y", "h", "dx", "dweight", "dx", "dresidual", "dweight", "dx", "dweight", "dbias"]
     assert all(float(line[3]) < 0.05 for line in lines if line[:1] == ["cuops"])
     norms = {}  # of the table that a line is in
     for line in lines:

@@ -20,7 +20,10 @@ CALLS = {
         lambda x, residual, weight: cuops.rms_norm(x, weight, residual=residual),
         [(6, 64), (6, 64), (64,)],
     ),
+    "rms_norm of long rows": (lambda x, weight: cuops.rms_norm(x, weight), [(6, 4096), (4096,)]),
     "kron_linear": (lambda x, a, b, bias: cuops.kron_linear(x, [a, b], bias), [(6, 64), (4, 8), (8, 8), (32,)]),
+    "kron_linear by tensor cores": (lambda x, a, b: cuops.kron_linear(x, [a, b]), [(6, 4096), (64, 64), (64, 64)]),
+    "kron_linear by GEMMs": (lambda x, a, b: cuops.kron_linear(x, [a, b]), [(6, 600), (200, 300), (5, 2)]),
     "sample_normal": (lambda mu, sigma: cuops.sample_normal(mu, sigma, 8, seed=3), [(6, 64), (6, 64)]),
     "sample_normal within bounds": (
         lambda mu, low: cuops.sample_normal(mu, 2.0, 8, low=low, high=9.0, seed=3),
@@ -210,11 +213,15 @@ def test_a_cuda_graph_replays_on_new_numbers(call, sizes):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = with_gradients(call, given, grads)
+            with torch.no_grad():
+                alone = tuple_of(call(*given))
         with torch.no_grad():
             for t, new in zip(given, operands(sizes, seed=2), strict=True):
                 t.copy_(new)
         graph.replay()
-        assert are_equal(captured, with_gradients(call, given, grads))
+        want = with_gradients(call, given, grads)
+        assert are_equal(captured, want)
+        assert are_equal(alone, want[: len(alone)])
 
 
 @gpu

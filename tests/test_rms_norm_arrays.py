@@ -118,6 +118,13 @@ def test_numpy_arrays_on_the_gpu():
     assert cuops._backend.gpu_for_host_arrays() == 0
 
 
+@gpu
+@pytest.mark.parametrize("n", [64, 1000, 1008, 4097, 65536])
+def test_numpy_arrays_on_the_gpu_are_bitwise_its_tensors(n):
+    x = make((257, n))
+    assert torch.equal(torch.from_numpy(cuops.rms_norm(x.numpy())), cuops.rms_norm(x.cuda()).cpu())
+
+
 @pytest.mark.parametrize("n", [64, 1000, 4097, 65536, 300001, pytest.param(1 << 20, marks=gpu)])
 @pytest.mark.parametrize("rows", [1, 6])
 def test_in_place_writes_into_x(rows, n, device):

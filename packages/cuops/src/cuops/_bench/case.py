@@ -28,7 +28,7 @@ class Operator(Protocol):
     """What a module of this package has, one for each operator.
 
     `OWN_NUMBERS`, where it is there, are implementations whose random numbers are their own, and `CHECKED` is what
-    `check` takes instead of `KINDS`. A result whose name begins with d, but for dx, is a sum over all rows.
+    `check` takes instead of `KINDS`. Results whose names begin with d, but for dx and dresidual, are sums over rows.
     """
 
     KINDS: tuple[str, ...]  # of work, the first one by default
@@ -118,8 +118,8 @@ def largest_error(computed: torch.Tensor, exact: torch.Tensor, terms: float = 1e
 
 
 def is_sum(name: str) -> bool:
-    """Whether the result of that name is a sum over all rows: a gradient of another argument than x."""
-    return name.startswith("d") and name != "dx"
+    """Whether the result of that name is a sum over all rows: a gradient of an argument that rows share."""
+    return name.startswith("d") and name not in ("dx", "dresidual")
 
 
 def reference_norms(case: Case, arguments: dict[str, torch.Tensor]) -> dict[str, float]:

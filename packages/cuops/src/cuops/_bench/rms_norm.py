@@ -150,7 +150,8 @@ def results(case: Case, function: Function, arguments: dict[str, Tensor]) -> dic
     if "grad" not in arguments:
         computed = function(**arguments)
         return dict(zip(("y", "h"), computed if isinstance(computed, tuple) else (computed,), strict=False))
-    return dict(zip(("dx", "dweight", "dbias"), backward(case, function, arguments)(), strict=False))
+    names = [f"d{name}" for name in _leaves(case) if name in arguments]
+    return dict(zip(names, backward(case, function, arguments)(), strict=True))
 
 
 def _leaves(case: Case) -> tuple[str, ...]:
@@ -186,8 +187,10 @@ def references(case: Case, arguments: dict[str, Tensor]) -> Iterator[tuple[slice
         ]
         y = reference.rms_norm_torch(h, None, wide.get("weight"), None, EPS, 0.0, None)[0]
         if "grad" in wide:
-            dx, *dweight = torch.autograd.grad(y, leaves, wide["grad"])
-            exact = dict(zip(("dx", "dweight"), (dx + wide.get("h_grad", 0), *dweight), strict=False))
+            dh, *dweight = torch.autograd.grad(y, leaves, wide["grad"])
+            dh = dh + wide.get("h_grad", 0)
+            exact = dict(zip(("dx", "dweight"), (dh, *dweight), strict=False))
+            exact |= {"dresidual": dh} if "residual" in wide and "residual" in _leaves(case) else {}
             yield part, exact | ({"dbias": wide["grad"].sum(0)} if "bias" in wide else {})
         else:
             yield part, {"y": y.detach()} | ({"h": h.detach()} if "residual" in wide else {})
@@ -215,6 +218,6 @@ def errors(case: Case, computed: dict[str, Tensor], arguments: dict[str, Tensor]
     """The largest error of each result, relative to the largest magnitude in it, or in the terms that cancel in dx."""
 
     def terms(name: str, part: slice) -> float:
-        return _largest_term(arguments, part) if name == "dx" else 1e-300
+        return _largest_term(arguments, part) if name in ("dx", "dresidual") else 1e-300
 
     return largest_errors(computed, references(case, arguments), terms)
