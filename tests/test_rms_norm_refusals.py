@@ -173,7 +173,12 @@ def test_parameters_without_values_are_refused_by_name(device):
 
 def test_numbers_may_be_numpy_s(device):
     x = make((2, 4), device=device)
-    assert torch.equal(cuops.rms_norm(x, eps=np.float32(0.5)), cuops.rms_norm(x, eps=0.5))
+    want = cuops.rms_norm(x, eps=0.5, weight_offset=1.5)
+    assert torch.equal(cuops.rms_norm(x, eps=np.float32(0.5), weight_offset=np.float64(1.5)), want)
+    layer = cuops.nn.RMSNorm(4, elementwise_affine=False)
+    layer.eps, layer.weight_offset = np.float64(0.5), np.float64(1.5)
+    for compiled in (lambda x: cuops.rms_norm(x, eps=layer.eps, weight_offset=layer.weight_offset), layer):
+        assert torch.equal(torch.compile(compiled, backend="eager", fullgraph=True)(x), want)
 
 
 def test_bad_arguments_are_refused_by_name_with_numpy():

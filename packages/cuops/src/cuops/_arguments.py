@@ -196,6 +196,8 @@ def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 def real(name: str, value: Any) -> float:
     """`value` is a real number, here as a float: an integer beyond all of them is infinite."""
+    if torch is not None and torch.compiler.is_compiling() and is_ndarray(value) and value.ndim == 0:
+        value = float(value)  # NumPy's float64, which Dynamo takes for an array
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
     try:
