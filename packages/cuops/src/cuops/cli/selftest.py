@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import reference
@@ -12,7 +12,9 @@ from .._sample_normal import noise
 from .._torch import cuda_tensors, torch
 
 EPS = 1e-6
+EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 LIMIT = 4.0  # in units of the dtype's epsilon, relative to each value
+Function = Callable[..., Any]
 
 
 def _rounded(error: float) -> float:
@@ -20,93 +22,94 @@ def _rounded(error: float) -> float:
     return round(error, 3) if math.isfinite(error) else sys.float_info.max
 
 
-def _rms_norm(place: int | None) -> dict[str, float]:
-    """The largest error by dtype, in epsilons relative to each value; `place` is a GPU's index, None is the CPU."""
+def _errors(place: int | None, given: Sequence[Any], operator: Function, on_cpu: Function, exact: Function) -> Any:
+    """The largest error by dtype, in epsilons.
+
+    Args:
+        place: a GPU's index; None is the CPU.
+        given: what the operator is given, as NumPy arrays of float64.
+        operator: of arrays or tensors, which takes a GPU that is there.
+        on_cpu: the same of NumPy arrays, without a GPU.
+        exact: of a dtype and what is given, as NumPy's longest floats: the result, and what its errors are relative to.
+    """
     import numpy as np
 
-    x, weight = (np.random.default_rng(0).standard_normal(shape) for shape in ((67, 1000), (1000,)))
-    with_torch = torch is not None and (place is None or cuda_tensors())
     found = {}
-    for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}.items():
-        if dtype == "bfloat16" and not with_torch:
-            continue  # NumPy has no such dtype
-        given, y = _by_torch(x, weight, dtype, place) if with_torch else _by_numpy(x, weight, dtype, place)
-        wide_x, wide_weight, wide_y = (a.astype(np.longdouble) for a in (*given, y))
-        exact = wide_x / np.sqrt(np.mean(wide_x**2, -1, keepdims=True) + EPS) * wide_weight
-        least = 2.0**-14 if dtype == "float16" else 0.0  # below, its values have fewer digits
-        error = float(np.max(np.abs(wide_y - exact) / np.maximum(np.abs(exact), least)) / epsilon)
-        found[dtype] = _rounded(error)
+    for dtype, epsilon in EPSILONS.items():
+        if (dtype == "bfloat16" and torch is not None) if place is None else cuda_tensors():
+            tensors = [torch.from_numpy(a).to(getattr(torch, dtype)) for a in given]
+            device = torch.device("cpu") if place is None else torch.device("cuda", place)
+            y = operator(*(t.to(device) for t in tensors)).double().cpu().numpy()
+            arrays = [t.double().numpy() for t in tensors]
+        elif dtype == "bfloat16":
+            continue  # which NumPy has not
+        else:
+            arrays = [a.astype(dtype) for a in given]
+            y = (on_cpu if place is None else operator)(*arrays)
+        want, scale = exact(dtype, *(a.astype(np.longdouble) for a in arrays))
+        found[dtype] = _rounded(float(np.max(np.abs(y - want) / scale)) / epsilon)
     return found
 
 
-def _by_torch(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[Any], Any]:
+def _rms_norm(place: int | None) -> dict[str, float]:
+    import numpy as np
+
     import cuops
 
-    given = [torch.from_numpy(a).to(getattr(torch, dtype)) for a in (x, weight)]
-    device = torch.device("cpu") if place is None else torch.device("cuda", place)
-    y = cuops.rms_norm(given[0].to(device), given[1].to(device), eps=EPS)
-    return [a.double().numpy() for a in given], y.double().cpu().numpy()
+    def exact(dtype: str, x: Any, weight: Any) -> tuple[Any, Any]:
+        y = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * weight
+        return y, np.maximum(np.abs(y), 2.0**-14 if dtype == "float16" else 0.0)  # below, it has fewer digits
 
-
-def _by_numpy(x: Any, weight: Any, dtype: str, place: int | None) -> tuple[list[Any], Any]:
-    import cuops
-
-    given = [a.astype(dtype) for a in (x, weight)]
-    if place is None:  # the public function would take a GPU that is there
-        return given, reference.rms_norm_numpy(given[0], None, given[1], None, EPS, 0.0, None)[0]
-    return given, cuops.rms_norm(given[0], given[1], eps=EPS)
+    given = [np.random.default_rng(0).standard_normal(shape) for shape in ((67, 1000), (1000,))]
+    return _errors(
+        place,
+        given,
+        lambda x, weight: cuops.rms_norm(x, weight, eps=EPS),
+        lambda x, weight: reference.rms_norm_numpy(x, None, weight, None, EPS, 0.0, None)[0],
+        exact,
+    )
 
 
 def _sample_normal(place: int | None) -> dict[str, float]:
-    """The largest difference from the seed's numbers by dtype, in epsilons relative to the larger of 1 and each."""
     import numpy as np
 
-    found = {}
-    for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.items():
-        zeros, ones = np.zeros(33, dtype), np.ones(33, dtype)
-        draw = noise.Draw(7, 0, 40)
-        exact = noise.noise(np, draw, np.arange(33), dtype == "float64", False)
-        if place is None:  # the public function would take a GPU that is there
-            x = np.empty((40, 33), dtype)
-            reference.sample_normal_numpy(zeros, ones, None, None, draw, x)
-        else:
-            x = _on_gpu(zeros, ones, place)
-        error = float(np.max(np.abs(x - exact) / np.maximum(np.abs(exact), 1)) / epsilon)
-        found[dtype] = _rounded(error)
-    return found
+    import cuops
+
+    draw = noise.Draw(7, 0, 40)
+
+    def on_cpu(mu: Any, sigma: Any) -> Any:
+        x = np.empty((draw.num_samples, mu.size), mu.dtype)
+        reference.sample_normal_numpy(mu, sigma, None, None, draw, x)
+        return x
+
+    def exact(dtype: str, mu: Any, sigma: Any) -> tuple[Any, Any]:
+        z = noise.noise(np, draw, np.arange(mu.size), dtype == "float64", False)
+        return z, np.maximum(np.abs(z), 1)
+
+    def operator(mu: Any, sigma: Any) -> Any:
+        return cuops.sample_normal(mu, sigma, draw.num_samples, seed=draw.seed)
+
+    return _errors(place, [np.zeros(33), np.ones(33)], operator, on_cpu, exact)
 
 
 def _kron_linear(place: int | None) -> dict[str, float]:
-    """The largest error by dtype, in epsilons of each value. All are positive: no sum is less than its terms."""
+    """Of positive numbers alone: no sum is less than its terms."""
     import numpy as np
 
     import cuops
 
-    drawn = [np.random.default_rng(0).uniform(0.5, 1.5, shape) for shape in ((67, 54), (6, 6), (9, 9))]
-    found = {}
-    for dtype, epsilon in {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.items():
-        x, w, v = (a.astype(dtype) for a in drawn)
-        if place is None:  # the public function would take a GPU that is there
-            y = reference.kron_linear_numpy(x, [w, v], None)
-        elif cuda_tensors():
-            on_gpu = [torch.from_numpy(a).to(torch.device("cuda", place)) for a in (x, w, v)]
-            y = cuops.kron_linear(on_gpu[0], on_gpu[1:]).cpu().numpy()
-        else:
-            y = cuops.kron_linear(x, [w, v])
-        exact = x.astype(np.longdouble) @ np.kron(w.astype(np.longdouble), v.astype(np.longdouble)).T
-        error = float(np.max(np.abs(y - exact) / exact) / epsilon)
-        found[dtype] = _rounded(error)
-    return found
+    def exact(dtype: str, x: Any, w: Any, v: Any) -> tuple[Any, Any]:
+        y = x @ np.kron(w, v).T
+        return y, y
 
-
-def _on_gpu(zeros: Any, ones: Any, place: int) -> Any:
-    import cuops
-
-    if not cuda_tensors():
-        return cuops.sample_normal(zeros, ones, 40, seed=7)
-    device = torch.device("cuda", place)
-    mu, sigma = (torch.from_numpy(a).to(device) for a in (zeros, ones))
-    return cuops.sample_normal(mu, sigma, 40, seed=7).cpu().numpy()
+    given = [np.random.default_rng(0).uniform(0.5, 1.5, shape) for shape in ((67, 54), (6, 6), (9, 9))]
+    return _errors(
+        place,
+        given,
+        lambda x, *factors: cuops.kron_linear(x, factors),
+        lambda x, *factors: reference.kron_linear_numpy(x, factors, None),
+        exact,
+    )
 
 
 SELF_TESTS: dict[str, Callable[[int | None], dict[str, float]]] = {
