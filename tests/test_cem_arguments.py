@@ -73,11 +73,24 @@ def test_event_dims_are_refused_by_name_before_samples_are_counted(wrong):
         (0.0, np.inf, {}, "sigma: expected finite numbers"),
         (0.0, 1e-200, {"covariance": "full"}, "sigma: expected 0 or 1.5e-154 to 1.3e+154"),
         (0.0, 1e200, {"covariance": "full"}, "sigma: expected 0 or"),
+        (0.0, 10**400, {}, "sigma: expected finite numbers"),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(mu, sigma, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         cem.CrossEntropyMethod(np.full(2, mu), sigma, 10, **options)
+
+
+def test_a_mean_beyond_the_range_of_the_samples_is_refused(array):
+    mu = array([0.0, 1e5], "float32")
+    with pytest.raises(ValueError, match="^mu: expected numbers in the range of the samples' dtype, "):
+        cem.CrossEntropyMethod(mu, 1.0, 10, dtype="float16")
+
+
+@pytest.mark.parametrize("low", [-1e39, -(10**400), -math.inf])
+def test_a_bound_beyond_the_range_of_the_samples_is_none(low, array):
+    kept = [cem.CrossEntropyMethod(array([0.0], "float32"), 1.0, 10, seed=1, high=1.0, low=of) for of in (low, None)]
+    assert kept[0].ask().tolist() == kept[1].ask().tolist()
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma", "low", "high"])

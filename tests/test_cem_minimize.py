@@ -195,6 +195,49 @@ def test_one_score_for_all_samples_is_refused_with_what_mends_it(score, array):
         minimize(score, array([0.0, 1.0]), 1.0, 20, steps=1)
 
 
+@pytest.mark.parametrize(
+    "score", [lambda x: None, lambda x: [0.0] * len(x), lambda x: "0"], ids=["None", "list", "str"]
+)
+def test_what_are_no_scores_is_refused_by_the_functions_name(score, array):
+    with pytest.raises(
+        TypeError, match=r"^function: expected scores in a (Tensor|ndarray), as the samples are, got a "
+    ):
+        minimize(score, array([0.0, 1.0]), 1.0, 20, steps=1)
+
+
+def test_every_callback_sees_the_last_step():
+    seen = []
+    stop, log = (lambda method, history: len(history) == 3), (lambda method, history: seen.append(len(history)))
+    found = minimize(flat, np.zeros(3), 1.0, 20, steps=5, callbacks=[stop, log])
+    assert seen == [1, 2, 3]
+    assert found.stopped_by is stop
+
+
+def test_a_restart_that_keeps_the_best_goes_on_from_it(array):
+    def restart(method, history):
+        if len(history) == 20:
+            method.reset(50.0, 1.0, keep_best=True)
+
+    patient = EarlyStopping(patience=15, every=1)
+    search = {"steps": 40, "callbacks": [restart, patient], "seed": 1}
+    found = minimize(lambda x: (x**2).sum(-1), array([1.0, 1.0]), 1.0, 50, **search)
+    assert found.score == found.history.best.min() < 1e-4
+    assert (np.diff(found.history.best_so_far) <= 0).all()
+    assert found.steps > 30
+
+
+def test_a_history_is_not_written_to():
+    history = minimize(flat, np.ones(3), 1.0, 20, steps=2).history
+    history.best_so_far[...] = -1
+    assert (history.best_so_far == 0).all()
+
+
+@pytest.mark.parametrize(("offset", "error"), [(math.nan, ValueError), ("0", TypeError)])
+def test_an_offset_that_is_no_number_is_refused(offset, error):
+    with pytest.raises(error, match="^offset: expected a "):
+        minimize(flat, np.ones(3), 1.0, 20, steps=2).history.plot(offset=offset)
+
+
 @pytest.mark.parametrize("name", ["sigma", "tolerance"])
 def test_what_nothing_can_fall_below_is_refused_as_a_reason_to_stop(name):
     with pytest.raises(ValueError, match=f"^{name}: expected a finite number of at least 0, got -1"):

@@ -33,6 +33,28 @@ def test_reset_forgets_the_best_sample(maximize):
     assert method.best_score == (9 if maximize else 0)
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_restart_may_keep_the_best_sample(maximize, array):
+    method = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 10, seed=1, maximize=maximize)
+    best = method.ask()[9 if maximize else 0].tolist()
+    method.tell(array([float(k) for k in range(10)]))
+    method.reset(5.0, 0.5, keep_best=True)
+    method.ask()
+    method.tell(array([4.5] * 10))
+    assert method.best_x.tolist() == best
+    assert method.best_score == (9 if maximize else 0)
+
+
+@pytest.mark.parametrize("again", [lambda m, sigma: m.reset(0.0, sigma), lambda m, sigma: m.shift(sigma=sigma)])
+@pytest.mark.parametrize("sigma", [1e-200, 1e200])
+def test_a_sigma_whose_square_is_no_number_is_refused_again(again, sigma):
+    method = after_a_step(covariance="full")
+    before = method.covariance.copy()
+    with pytest.raises(ValueError, match=r"^sigma: expected 0 or 1\.5e-154 to 1\.3e\+154 with covariance"):
+        again(method, sigma)
+    assert (method.covariance == before).all()
+
+
 def test_reset_takes_arrays_of_the_method_itself(array):
     method = CrossEntropyMethod(array([2.0, 3.0]), 0.5, 10, seed=1)
     method.reset(method.sigma, method.mu)

@@ -70,6 +70,20 @@ def test_the_floor_of_sigma_is_on_the_diagonal_of_the_covariance():
     np.testing.assert_allclose(method.covariance, 0.49 * np.eye(2))
 
 
+@pytest.mark.parametrize("elites", [10, 40])
+def test_samples_are_correlated_however_far_the_mean_is_from_zero(elites, array):
+    """In float32, sigma is 160 of the steps between numbers as large as the mean."""
+    options = {"elites": elites, "covariance": "full", "smoothing": 1.0, "seed": 1}
+    method = CrossEntropyMethod(array([1000.0] * 20, "float32"), 0.01, 2000, **options)
+    x = method.ask()
+    method.tell(((x - 1000.01) ** 2).sum(-1))
+    covariance, factor = (np.asarray(a.tolist()) for a in (method.covariance, method._state.factor[0]))
+    scale = method.sigma.tolist()
+    error = (factor @ factor.T - covariance) / scale / np.reshape(scale, (-1, 1))
+    assert abs(error).max() < 1e-3
+    assert abs(np.tril(factor, -1)).max() > 0.1 * max(scale)
+
+
 def test_sigma_of_a_full_covariance_decays():
     method = method_of(elites=4, covariance="full", sigma_decay=0.5, smoothing=1.0)
     x = method.ask().copy()

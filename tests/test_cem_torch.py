@@ -47,6 +47,20 @@ def test_a_compiled_step_on_the_cpu_is_that_of_eager_calls(backend, options):
     assert torch.equal(one.mu, other.mu)
 
 
+def test_each_population_is_a_tensor_of_its_own(device):
+    """What is asked of one, as its gradient or another shape, is not asked of the next."""
+    method = cem.CrossEntropyMethod(torch.zeros(3, 1, device=device), 1.0, 10, event_dims=2, seed=1)
+    for _ in range(3):
+        x = method.ask()
+        assert x.shape == (10, 3, 1)
+        x.clamp_(-5, 5).squeeze_(-1).requires_grad_()
+        scores = (x - 3).square().sum(-1)
+        scores.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * (x.detach() - 3))
+        method.tell(scores)
+        assert not method.population.requires_grad
+
+
 def test_a_state_that_wants_a_gradient_is_taken_without(device):
     method = cem.CrossEntropyMethod(torch.zeros(3, device=device), 1.0, 10, seed=1)
     saved = method.state_dict()

@@ -13,7 +13,7 @@ from ._library import copied, writing
 def save(method: Any) -> dict[str, Any]:
     """Copies of all arrays, and where between ask and tell the method is."""
     arrays = {name: copied(array) for name, array in method._state.arrays().items()}
-    pending = copied(method._views(method._asked)[0]) if method._asked else None
+    pending = copied(method._rows(method._asked)) if method._asked else None
     return {**arrays, "population": pending, "steps_of_host": method._steps}
 
 
@@ -42,7 +42,7 @@ def load(method: Any, saved: Mapping[str, Any]) -> None:
         method._steps = steps
         method._asked, method._evaluated = 0 if rows is None else rows.shape[1], 0
         if rows is not None:
-            method._views(method._asked)[0][...] = rows
+            method._rows(method._asked)[...] = rows
 
 
 def check(name: str, value: Any, like: Any, shape: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from .. import _arguments
 from .._arguments import is_tensor
 from .._torch import torch
 from ._library import copied
@@ -54,7 +55,7 @@ class History:
 
     @property
     def best_so_far(self) -> Any:
-        """The best score up to each step."""
+        """The best score up to each step, since a `reset` that did not keep it."""
         return self._column(3)
 
     @property
@@ -63,7 +64,7 @@ class History:
         return self._column(4)
 
     def _column(self, number: int) -> Any:
-        return self._table()[..., number].reshape(len(self), *self.method.batch_shape)
+        return self._table()[..., number].reshape(len(self), *self.method.batch_shape).copy()
 
     def _table(self) -> Any:
         """(steps, problems, 5) on the host."""
@@ -88,6 +89,8 @@ class History:
         """
         if len(self) == 0:
             raise ValueError("plot: expected a history of at least one step, got none")
+        if offset is not None:
+            _arguments.number("offset", offset)
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
@@ -118,6 +121,8 @@ class History:
         spread.set_ylabel("sigma")
         spread.set_xlabel("evaluations of a problem" if self.method.problems > 1 else "evaluations")
         if path is not None:
-            figure.savefig(path)
-            plt.close(figure)
+            try:
+                figure.savefig(path)
+            finally:
+                plt.close(figure)
         return figure

@@ -112,6 +112,7 @@ class CrossEntropyMethod:
         self.event_shape = tuple(mu.shape[mu.ndim - event_dims :])
         self.batch_shape = tuple(mu.shape[: mu.ndim - event_dims])
         self.dtype = _options.dtype(dtype, mu)
+        _options.held(mu, self.dtype)
         a, b = _options.smoothing(smoothing)
         _options.limits(sigma_floor, sigma_ceiling, sigma_decay, noise, noise_decrease)
         self._refit = Refit(
@@ -135,14 +136,14 @@ class CrossEntropyMethod:
         xp = library_of(mu)
         place = {"device": mu.device} if xp is torch else {}
         self._memory = xp.empty(self.problems * self.num_samples * self.dimensions, dtype=self.dtype, **place)
-        self._last_views: tuple[int, Any, Any] = (-1, None, None)  # of no size
+        self._last_rows: tuple[int, Any] = (-1, None)  # of no size
         self._steps = 0
         self._asked = 0  # samples of a problem that await their scores
         self._evaluated = 0  # samples of a problem in the last step
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have: no views, whose memory would not be that of the copy."""
-        return {**self.__dict__, "_last_views": (-1, None, None)}
+        return {**self.__dict__, "_last_rows": (-1, None)}
 
     def __copy__(self) -> CrossEntropyMethod:
         """With arrays of its own, as steps write to them."""
@@ -191,17 +192,22 @@ class CrossEntropyMethod:
         say), and are the same when asked for again before it.
         """
         size, self._asked = self.population_size, 0  # should it fail, there is nothing to tell scores of
-        rows, samples = self._views(size)
-        self._sampler.fill(rows, self._state)
+        self._sampler.fill(self._rows(size), self._state)
         self._asked = size
-        return samples
+        return self._samples(size)
 
-    def _views(self, size: int) -> tuple[Any, Any]:
-        """The first part of the memory as (problems, size, d), and in the shape of samples."""
-        if self._last_views[0] != size:
+    def _rows(self, size: int) -> Any:
+        """The first part of the memory as (problems, size, d)."""
+        if self._last_rows[0] != size:
             rows = self._memory[: self.problems * size * self.dimensions].reshape(self.problems, size, self.dimensions)
-            self._last_views = size, rows, rows.reshape(*self.batch_shape, size, *self.event_shape)
-        return self._last_views[1:]
+            self._last_rows = size, rows
+        return self._last_rows[1]
+
+    def _samples(self, size: int) -> Any:
+        """The same in the shape of samples, a view of its own each time: what is done to one, such as asking for its
+        gradient, is done to no other.
+        """
+        return self._rows(size).reshape(*self.batch_shape, size, *self.event_shape)
 
     @property
     def population(self) -> Any:
@@ -209,7 +215,7 @@ class CrossEntropyMethod:
 
         So it is where a state from between two steps was loaded since, or ``reset`` dropped the only ones.
         """
-        return self._views(self._asked or self._evaluated)[1]
+        return self._samples(self._asked or self._evaluated)
 
     @outside_of_graphs
     def tell(self, scores: Any) -> None:
@@ -221,7 +227,7 @@ class CrossEntropyMethod:
         if self._asked == 0:
             raise RuntimeError("tell: expected ask() before it, to score its samples")
         scores = _options.scores(scores, (*self.batch_shape, self._asked), self._memory)
-        update(self._views(self._asked)[0], scores, self._state, self._refit)
+        update(self._rows(self._asked), scores, self._state, self._refit)
         self._sampler.clip(self._state.mu)  # a mean of what is within the bounds may leave them by a rounding
         self._evaluated = self._asked
         self._steps += 1
@@ -264,21 +270,27 @@ class CrossEntropyMethod:
         return int(self._state.clock[0])
 
     @outside_of_graphs
-    def reset(self, mu: Any, sigma: Any) -> None:
-        """Starts anew at this mean and standard deviation; forgets the best so far; random numbers go on.
+    def reset(self, mu: Any, sigma: Any, *, keep_best: bool = False) -> None:
+        """Starts anew at this mean and standard deviation; random numbers go on.
 
         Both broadcast to the shape of the first mu, which is clipped to the bounds. May be captured in a CUDA graph:
         values on CUDA are not looked at.
 
+        Args:
+            mu, sigma: as those of the constructor.
+            keep_best: whether the best so far stays, as where a search of one problem is restarted; else it is
+                forgotten, as that of another problem.
+
         Raises:
             TypeError: mu or sigma is neither a number nor an array like the first mu.
-            ValueError: one is on another device, does not broadcast to its shape, or is not finite; sigma is below 0.
+            ValueError: one is on another device, does not broadcast to its shape, or is not finite; sigma is below 0,
+                or with a full covariance its square is no number of the state's dtype.
         """
         # Copies, as either may be a view of this method's own.
-        given = [copied(_options.together(name, value, self.mu)) for name, value in (("mu", mu), ("sigma", sigma))]
-        self._expect_finite(*given)
+        mu, sigma = (copied(_options.together(name, value, self.mu)) for name, value in (("mu", mu), ("sigma", sigma)))
+        self._expect_finite(mu, sigma)
         with writing(self._state.mu):
-            self._restart(*given)
+            self._restart(mu, sigma, keep_best)
             self._state.kept_count[...] = 0
 
     @outside_of_graphs
@@ -293,7 +305,8 @@ class CrossEntropyMethod:
         Raises:
             TypeError: steps is not an integer, or sigma neither a number nor an array like mu.
             ValueError: steps is not from 0 to the horizon; sigma is on another device, of a shape that does not
-                broadcast to mu's, not finite, or below 0; or the mean is not finite, after which `reset` starts anew.
+                broadcast to mu's, not finite, below 0, or with a full covariance has squares that are no numbers of the
+                state's dtype; or the mean is not finite, after which `reset` starts anew.
         """
         horizon = self.event_shape[0]
         steps = _arguments.integer("steps", steps, 0, horizon)
@@ -310,14 +323,17 @@ class CrossEntropyMethod:
     def _expect_finite(self, mu: Any, sigma: Any) -> None:
         if not (is_tensor(mu) and mu.is_cuda):  # where the host would wait, and a graph cannot
             _options.finite(mu, sigma)
+            if self._state.covariance is not None:
+                _options.variances(sigma)
 
-    def _restart(self, mu: Any, sigma: Any) -> None:
+    def _restart(self, mu: Any, sigma: Any, keep_best: bool = False) -> None:
         state = self._state
         state.mu[...] = mu.reshape(state.mu.shape)
         self._sampler.clip(state.mu)
         state.sigma[...] = sigma.reshape(state.mu.shape)
-        state.best_x[...] = state.mu
-        state.best_score[...] = -math.inf if self.maximize else math.inf
+        if not keep_best:
+            state.best_x[...] = state.mu
+            state.best_score[...] = -math.inf if self.maximize else math.inf
         state.clock[0] = 0
         if state.covariance is not None:
             state.set_diagonal()

@@ -21,7 +21,7 @@ from ._method import CrossEntropyMethod
 class Result:
     """What `minimize` and `maximize` return; shapes are those of `CrossEntropyMethod`. Equal to itself alone."""
 
-    x: Any  #: the best sample that was evaluated; mu, where no score was finite
+    x: Any  #: the best sample that was evaluated (since a `reset` that did not keep it); mu, where no score was finite
     score: Any  #: its score, in float64; infinite, where none was finite
     mu: Any  #: the last mean, for noisy functions a better choice than the luckiest sample
     sigma: Any  #: the last standard deviation
@@ -122,7 +122,8 @@ def minimize(
         mu, sigma: as those of `CrossEntropyMethod`.
         num_samples: in each step; by default 10 for each dimension, and at least 50.
         steps: how many at most.
-        callbacks: called after each step with the method and the history; what returns true stops the search.
+        callbacks: called after each step, all of them, with the method and the history; the search stops once one
+            returns true. One that restarts it (`CrossEntropyMethod.reset`) says ``keep_best=True``.
         progress: whether to show a bar, with the best score of the first problem.
         vectorized: False where ``function`` takes one x, ``(*event)``, and returns a real number, or an array with one.
             Where this is left out for such a function, results that happen to have the shape of all scores are taken
@@ -188,7 +189,8 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
         for _ in range(steps):
             step()
             history.record()
-            stopped_by = next((callback for callback in callbacks if callback(method, history)), None)
+            stopping = [callback for callback in callbacks if callback(method, history)]
+            stopped_by = stopping[0] if stopping else None
             if bar.update() or len(history) == steps or stopped_by is not None:  # the bar was drawn, or is so at last
                 bar.set_postfix_str("" if bar.disable else f"best {history.best_so_far[-1].flat[0]:.6g}")
             if stopped_by is not None:
@@ -202,9 +204,15 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
 def _all_at_once(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:
     def scores(samples: Any) -> Any:
         found = function(samples)
-        shape = () if isinstance(found, numbers.Real) else getattr(found, "shape", None)
+        is_number = isinstance(found, numbers.Real)
+        if not is_number and (not hasattr(found, "shape") or is_tensor(found) != is_tensor(samples)):
+            kind = type(samples).__qualname__
+            raise TypeError(
+                f"function: expected scores in a {kind}, as the samples are, got a {type(found).__qualname__}"
+            )
+        shape = () if is_number else found.shape
         wanted = tuple(samples.shape[: samples.ndim - len(method.event_shape)])
-        if shape is not None and tuple(shape) != wanted:
+        if tuple(shape) != wanted:
             got = "one number" if shape == () else f"shape {tuple(shape)}"
             raise ValueError(
                 f"function: expected a score for each of the samples, all of which it gets at once, in shape {wanted}, "

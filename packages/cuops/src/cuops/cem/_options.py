@@ -71,6 +71,8 @@ def like(name: str, value: Any, mu: Any) -> Any:
     _arguments.no_refused_tensor(name, value)
     import numpy as np
 
+    if isinstance(value, int):  # of any size
+        value = _arguments.real(name, value)
     if _arguments.is_ndarray(value):
         _arguments.plain(name, value)
     try:
@@ -126,8 +128,10 @@ def together(name: str, value: Any, mu: Any) -> Any:
             f"{name}: expected a shape that broadcasts to mu's {tuple(mu.shape)}, got {tuple(value.shape)}"
         )
     dtype = getattr(xp, _arguments.accumulator(_arguments.dtype_name(mu.dtype)))
-    value = value.to(dtype) if xp is torch else value.astype(dtype)
-    return xp.broadcast_to(value, mu.shape)
+    if xp is torch:
+        return xp.broadcast_to(value.to(dtype), mu.shape)
+    with xp.errstate(over="ignore"):  # infinite, which is what bounds may be, and others are refused for
+        return xp.broadcast_to(value.astype(dtype), mu.shape)
 
 
 def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[Any, Any]:
@@ -151,6 +155,16 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
     problems = math.prod(mu.shape[: mu.ndim - event_dims])
     first, last = (copied(xp.broadcast_to(value, mu.shape).reshape(problems, -1)) for value in rounded)
     return first, last
+
+
+def held(mu: Any, dtype: Any) -> None:
+    """mu's numbers are in the range of the samples' dtype."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        samples = mu.to(dtype) if is_tensor(mu) else mu.astype(dtype)
+    if not library_of(mu).isfinite(samples).all():
+        raise ValueError(f"mu: expected numbers in the range of the samples' dtype, {dtype}")
 
 
 def dtype(value: Any, mu: Any) -> Any:

@@ -54,9 +54,11 @@ def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit:
     d = state.mu.shape[1]
     count = state.counts[:, :1]
     rows, elite = _elite_rows(population, state.indices), (state.indices >= 0)[..., None]
-    centred = xp.where(elite, rows - elite_mu[:, None], xp.zeros_like(rows))
     elites = xp.empty_like(elite_mu[:, :1])
     elites[...] = xp.clip(count, 1, None)
+    centred = xp.where(elite, rows - elite_mu[:, None], xp.zeros_like(rows))
+    # Not about the mean as it was rounded: the kernel's variances are not, and together they may have no factor.
+    centred = xp.where(elite, centred - (centred.sum(1) / elites)[:, None], centred)
     centred = centred / xp.sqrt(elites)[..., None]
     covariance = centred.swapaxes(-1, -2) @ centred
     eye = xp.eye(d, dtype=rows.dtype) if xp is not torch else torch.eye(d, dtype=rows.dtype, device=rows.device)
