@@ -159,7 +159,7 @@ def shares(tool: str, pytest_options: list[str]) -> list[list[str]]:
 
     It keeps some 70 MB of each test until its process ends.
     """
-    chosen = any(option.partition("::")[0].endswith(".py") for option in pytest_options)
+    chosen = any(option.startswith("tests") for option in pytest_options)
     if tool != "initcheck" or chosen:
         return [[]]
     return [[str(file)] for file in sorted(Path("tests").glob("test_*.py")) if file.name != "test_wheels.py"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import pprint
@@ -23,12 +22,6 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("libcuops.so")
 FACTS = {facts}
 '''
-
-
-def compile_runtime(machine: str) -> None:
-    """In a process of its own; what is wrong the link finds again, and says."""
-    with contextlib.suppress(BuildError):
-        host.compile_runtime(machine)
 
 
 class Contents(BuildHookInterface):
@@ -54,7 +47,7 @@ class Contents(BuildHookInterface):
         root = Path(self.root)
         machine = os.environ.get("CUOPS_BUILD_MACHINE") or platform.machine()
         jobs = int(os.environ.get("CUOPS_BUILD_JOBS") or len(os.sched_getaffinity(0)))
-        runtime = Process(target=compile_runtime, args=(machine,))  # beside the rest, for the link to find
+        runtime = Process(target=host.prepare_runtime, args=(machine,))  # beside the rest, for the link to find
         runtime.start()
         objects = host.compile_objects(root / "csrc", machine, jobs)
         images = pack(compile_images(cuda, root / "csrc", jobs))

@@ -45,6 +45,21 @@ def test_a_restart_may_keep_the_best_sample(maximize, array):
     assert method.best_score == (9 if maximize else 0)
 
 
+def test_a_mean_beyond_the_range_of_the_samples_is_refused_again(array):
+    method = CrossEntropyMethod(array([0.0], "float32"), 1.0, 10, dtype="float16")
+    if "cuda" not in str(getattr(method.mu, "device", "")):  # where it would have to be looked at
+        with pytest.raises(ValueError, match="^mu: expected numbers in the range of the samples' dtype"):
+            method.reset(1e5, 1.0)
+
+
+def test_a_search_that_has_come_to_rest_can_be_shifted():
+    method = after_a_step(covariance="full")
+    method.reset(0.0, 0.0)
+    method._state.sigma[...] = 1e-200
+    method.shift()
+    assert (method.sigma == 1e-200).all()
+
+
 @pytest.mark.parametrize("again", [lambda m, sigma: m.reset(0.0, sigma), lambda m, sigma: m.shift(sigma=sigma)])
 @pytest.mark.parametrize("sigma", [1e-200, 1e200])
 def test_a_sigma_whose_square_is_no_number_is_refused_again(again, sigma):

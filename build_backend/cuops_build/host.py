@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -71,6 +72,12 @@ def compile_runtime(machine: str) -> dict[str, bytes]:
         for file, product in made.items():
             cache.store(names[file], product)
         return made
+
+
+def prepare_runtime(machine: str) -> None:
+    """Compiles the runtime, if it compiles: what is wrong the link finds again, and says."""
+    with contextlib.suppress(BuildError):
+        compile_runtime(machine)
 
 
 def compile_objects(csrc: Path, machine: str, jobs: int) -> dict[str, bytes]:

@@ -196,8 +196,9 @@ def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 def real(name: str, value: Any) -> float:
     """`value` is a real number, here as a float: an integer beyond all of them is infinite."""
-    if torch is not None and torch.compiler.is_compiling() and is_ndarray(value) and value.ndim == 0:
-        value = float(value)  # NumPy's float64, which Dynamo takes for an array
+    compiles = torch is not None and torch.compiler.is_compiling()
+    if compiles and is_ndarray(value) and value.ndim == 0 and value.itemsize == 8:
+        value = float(value)  # a numpy.float64, which Dynamo takes for an array; of a numpy.float32 it knows no value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__qualname__}")
     try:

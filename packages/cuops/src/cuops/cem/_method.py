@@ -283,12 +283,14 @@ class CrossEntropyMethod:
 
         Raises:
             TypeError: mu or sigma is neither a number nor an array like the first mu.
-            ValueError: one is on another device, does not broadcast to its shape, or is not finite; sigma is below 0,
-                or with a full covariance its square is no number of the state's dtype.
+            ValueError: one is on another device, does not broadcast to its shape, or is not finite; mu is beyond the
+                range of the samples' dtype; sigma is below 0, or with a full covariance its square is no number of the
+                state's dtype.
         """
         # Copies, as either may be a view of this method's own.
         mu, sigma = (copied(_options.together(name, value, self.mu)) for name, value in (("mu", mu), ("sigma", sigma)))
         self._expect_finite(mu, sigma)
+        self._expect_variances(sigma)
         with writing(self._state.mu):
             self._restart(mu, sigma, keep_best)
             self._state.kept_count[...] = 0
@@ -310,21 +312,26 @@ class CrossEntropyMethod:
         """
         horizon = self.event_shape[0]
         steps = _arguments.integer("steps", steps, 0, horizon)
-        sigma = copied(self.sigma if sigma is None else _options.together("sigma", sigma, self.mu))
-        self._expect_finite(self.mu, sigma)
+        spread = copied(self.sigma if sigma is None else _options.together("sigma", sigma, self.mu))
+        self._expect_finite(self.mu, spread)
+        if sigma is not None:
+            self._expect_variances(spread)
         with writing(self._state.mu):
             for rows in (self._state.mu, self._state.kept):
                 by_step = rows.reshape(rows.shape[0], -1, horizon, self.dimensions // horizon)
                 moved, last = copied(by_step[:, :, steps:]), copied(by_step[:, :, -1:])
                 by_step[:, :, : horizon - steps], by_step[:, :, horizon - steps :] = moved, last
             self._sampler.clip(self._state.kept)
-            self._restart(self.mu, sigma)
+            self._restart(self.mu, spread)
 
     def _expect_finite(self, mu: Any, sigma: Any) -> None:
         if not (is_tensor(mu) and mu.is_cuda):  # where the host would wait, and a graph cannot
             _options.finite(mu, sigma)
-            if self._state.covariance is not None:
-                _options.variances(sigma)
+            _options.held(mu, self.dtype)
+
+    def _expect_variances(self, sigma: Any) -> None:
+        if self._state.covariance is not None and not (is_tensor(sigma) and sigma.is_cuda):
+            _options.variances(sigma)
 
     def _restart(self, mu: Any, sigma: Any, keep_best: bool = False) -> None:
         state = self._state

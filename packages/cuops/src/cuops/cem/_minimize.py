@@ -205,14 +205,14 @@ def _all_at_once(function: Callable[[Any], Any], method: CrossEntropyMethod) -> 
     def scores(samples: Any) -> Any:
         found = function(samples)
         is_number = isinstance(found, numbers.Real)
-        if not is_number and (not hasattr(found, "shape") or is_tensor(found) != is_tensor(samples)):
+        if not is_number and (not hasattr(found, "__array__") or is_tensor(found) != is_tensor(samples)):
             kind = type(samples).__qualname__
             raise TypeError(
                 f"function: expected scores in a {kind}, as the samples are, got a {type(found).__qualname__}"
             )
-        shape = () if is_number else found.shape
+        shape = () if is_number else getattr(found, "shape", None)
         wanted = tuple(samples.shape[: samples.ndim - len(method.event_shape)])
-        if tuple(shape) != wanted:
+        if shape is not None and tuple(shape) != wanted:
             got = "one number" if shape == () else f"shape {tuple(shape)}"
             raise ValueError(
                 f"function: expected a score for each of the samples, all of which it gets at once, in shape {wanted}, "

@@ -26,10 +26,10 @@ def _update(population: Any, scores: Any, state: State, refit: Refit) -> None:
         _moments(population, scores, state, refit)
         return
     mu, sigma = copied(state.mu), copied(state.sigma)
-    plain = Refit(refit.maximize, 1.0, 1.0, 1.0, 0.0, float("inf"), refit.noise, refit.noise_decrease)
+    plain = Refit(refit.maximize, 1.0, 1.0, 1.0, 0.0, float("inf"), 0.0, 0.0)
     _moments(population, scores, dataclasses.replace(state, mu=mu, sigma=sigma), plain)
     with exact(population), writing(population):
-        _full(population, mu, sigma, state, refit)
+        _full(population, mu, state, refit)
 
 
 def _update_on_cpu(population: Any, scores: Any, state: State, refit: Refit) -> None:
@@ -48,7 +48,7 @@ def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:
         )  # fmt: skip
 
 
-def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit: Refit) -> None:
+def _full(population: Any, elite_mu: Any, state: State, refit: Refit) -> None:
     """The full covariance: smoothed, scaled so that its standard deviations keep their limits, and factored."""
     xp = library_of(population)
     d = state.mu.shape[1]
@@ -57,13 +57,16 @@ def _full(population: Any, elite_mu: Any, elite_sigma: Any, state: State, refit:
     elites = xp.empty_like(elite_mu[:, :1])
     elites[...] = xp.clip(count, 1, None)
     centred = xp.where(elite, rows - elite_mu[:, None], xp.zeros_like(rows))
-    # Not about the mean as it was rounded: the kernel's variances are not, and together they may have no factor.
+    # The mean was rounded: far from zero that is as much as a small sigma.
     centred = xp.where(elite, centred - (centred.sum(1) / elites)[:, None], centred)
     centred = centred / xp.sqrt(elites)[..., None]
     covariance = centred.swapaxes(-1, -2) @ centred
     eye = xp.eye(d, dtype=rows.dtype) if xp is not torch else torch.eye(d, dtype=rows.dtype, device=rows.device)
-    # The diagonal is the kernel's, which has the noise.
-    covariance = covariance * (1 - eye) + eye * (elite_sigma**2)[..., None]
+    if refit.noise > 0:
+        past = state.clock[:1] - 1  # steps before this one
+        past = past.double() if xp is torch else past
+        noise = xp.clip(refit.noise - refit.noise_decrease * past, 0, None)
+        covariance = covariance + eye * (noise.to(rows.dtype) if xp is torch else noise.astype(rows.dtype))
     alpha = refit.smoothing_sigma
     covariance = alpha * covariance + (1 - alpha) * state.covariance
     deviation = xp.sqrt((covariance * eye).sum(-1))
