@@ -46,7 +46,9 @@ def test_read_only_and_mapped_arrays(tmp_path, device):
     assert np.array_equal(fixed, weight)
 
 
-@pytest.mark.parametrize("out_dtype", [torch.float16, np.float16, np.dtype("float16"), "float16"], ids=repr)
+@pytest.mark.parametrize(
+    "out_dtype", [torch.float16, np.float16, np.dtype("float16"), "float16", "f2", "half"], ids=repr
+)
 def test_numpy_arrays_take_the_dtype_of_any_library(out_dtype):
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
     assert np.array_equal(cuops.rms_norm(x, out_dtype=out_dtype), cuops.rms_norm(x).astype(np.float16))

@@ -13,6 +13,7 @@ from . import _dlpack
 from ._torch import failure, torch
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
+SHORT = {"f8": "float64", "f4": "float32", "f2": "float16", "double": "float64", "single": "float32", "half": "float16"}
 TORCH_DTYPES = tuple(getattr(torch, name) for name in DTYPES) if torch else ()
 INTEGERS = (int, numbers.Integral, *((torch.SymInt,) if torch else ()))  # exported programs have sizes without a number
 
@@ -29,13 +30,14 @@ def is_ndarray(value: Any) -> bool:
 
 
 def dtype_name(dtype: Any) -> str:
-    """float32 for torch.float32, numpy.float32 and the like; float64 for Python's float, as both have it."""
+    """float32 for torch.float32, numpy.float32, "f4" and the like; float64 for Python's float, as both have it."""
     if torch is not None and isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")  # a dict with dtypes as keys stops nested_compile_region
         return name if name in DTYPES else str(dtype)
     if dtype is float:
         return "float64"
-    return dtype.__name__ if isinstance(dtype, type) else str(dtype)
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+    return SHORT.get(name, name)
 
 
 def numpy_dtype(name: str, dtype: Any) -> Any:
