@@ -57,6 +57,14 @@ def test_check_compares_forward_and_gradients_of_every_implementation(capsys, le
             assert float(line[2]) == pytest.approx(norms[line[1]], rel=1e-2)
 
 
+def test_a_seed_means_the_same_numbers_whatever_peers_draw(capsys):
+    norms = []
+    for without in ([], ["--without", "torch"]):
+        assert main(["check", "sample_normal", *QUICK, *without, "--seed", "3", "--", "64", "8"]) == 0
+        norms.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("reference")])
+    assert norms[0] == norms[1] != []
+
+
 def test_check_fails_when_cuops_is_wrong(capsys, monkeypatch):
     import cuops
 

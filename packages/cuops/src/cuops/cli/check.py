@@ -30,8 +30,8 @@ def main(options: argparse.Namespace) -> int:
     if "cuops" not in functions:
         raise ValueError("--without: expected another implementation than the one that is checked, got cuops")
     wrong = False
-    torch.manual_seed(options.seed % 2**64)
     for case in chosen:
+        torch.manual_seed(options.seed % 2**64)  # whatever those before have drawn
         torch.compiler.reset()  # or after the limit on recompilations torch.compile would stand for eager calls
         arguments = case.module.inputs(case, options.device)
         exact = reference_norms(case, arguments)
