@@ -52,7 +52,11 @@ def machine(monkeypatch):
     monkeypatch.setattr(_driver, "cuda_version", lambda: (13, 0))
     monkeypatch.setattr(_driver, "gpus", lambda: [H200])
     monkeypatch.setattr(_backend, "installed", lambda *_: [backend()])
-    monkeypatch.setattr(_backend, "_missing", _backend.suggested)  # whatever pip knows here
+
+    def install_new():
+        return _backend.install(_backend.suggested().removeprefix("cuops-"))
+
+    monkeypatch.setattr(_backend, "_install_missing", install_new)  # whatever pip knows here
     held = ["rms_norm sm 80 1000", "rms_norm sm 90 1000", "rms_norm ptx 90 1000"]
     monkeypatch.setattr(_backend, "load", lambda _: Library(held))
     monkeypatch.setattr(doctor, "SELF_TESTS", {"rms_norm": lambda place: {"float32": 0.5}})
@@ -97,7 +101,7 @@ def test_a_good_machine_is_all_well(machine, capsys):
 def test_no_backend_names_the_newest_package_for_driver_and_gpus(machine, capsys, capabilities, package):
     machine.setattr(_backend, "installed", list)
     machine.setattr(_driver, "gpus", lambda: [dataclasses.replace(H200, capability=c) for c in capabilities])
-    assert problem(examine(capsys, "--allow-no-gpu"), 10)["command"] == f"pip install cuops-{package}"
+    assert problem(examine(capsys, "--allow-no-gpu"), 10)["command"] == _backend.install(package)
 
 
 def test_a_forced_backend_that_is_missing(machine, capsys):
@@ -155,7 +159,7 @@ def test_without_a_gpu_everything_else_is_still_checked(machine, capsys):
 
 def test_a_driver_that_is_too_old(machine, capsys):
     machine.setattr(_driver, "cuda_version", lambda: (11, 4))
-    assert problem(examine(capsys), 14)["command"] == "pip install cuops-cu118"
+    assert problem(examine(capsys), 14)["command"] == _backend.install("cu118")
 
 
 def test_a_gpu_that_no_code_runs_on(machine, capsys):
@@ -189,14 +193,14 @@ def test_a_wrong_result_is_named(machine, capsys, error):
     machine.setitem(doctor.SELF_TESTS, "rms_norm", lambda place: {"float32": 0.5 if place is None else error})
     found = problem(examine(capsys), 17)
     assert "rms_norm is wrong on GPU 0" in found["what"]
-    assert found["command"] == "pip install --force-reinstall cuops-cu121"
+    assert found["command"] == _backend.reinstall("cu121")
 
 
 def test_a_library_that_does_not_load(machine, capsys):
     machine.setattr(_backend, "load", raises(OSError("invalid ELF header\nand more")))
     found = problem(examine(capsys), 18)
     assert found["what"] == "OSError: invalid ELF header"
-    assert found["command"] == "pip install --force-reinstall cuops-cu121"
+    assert found["command"] == _backend.reinstall("cu121")
 
 
 def test_a_library_that_was_cut_is_not_opened(machine, capsys, tmp_path):
@@ -211,7 +215,7 @@ def test_a_library_that_was_cut_is_not_opened(machine, capsys, tmp_path):
     machine.setattr(_backend, "load", LOAD)
     found = problem(examine(capsys), 18)
     assert "has 100 bytes, and 4000 in its wheel" in found["what"]
-    assert found["command"] == "pip install --force-reinstall cuops-cu121"
+    assert found["command"] == _backend.reinstall("cu121")
 
 
 def test_a_backend_of_which_a_part_is_missing_is_named(machine, capsys):
@@ -221,7 +225,7 @@ def test_a_backend_of_which_a_part_is_missing_is_named(machine, capsys):
     point = metadata.EntryPoint("cu118", "cuops_that_is_not_there", "cuops.backends")
     machine.setattr(_backend, "entry_points", lambda: [point])
     found = [p for p in examine(capsys, "--allow-no-gpu")["problems"] if "cuops-cu118 does not import" in p["what"]]
-    assert [p["command"] for p in found] == ["pip install --force-reinstall cuops-cu118"]
+    assert [p["command"] for p in found] == [_backend.reinstall("cu118")]
 
 
 def test_a_backend_that_does_not_import(machine, capsys):
@@ -241,7 +245,7 @@ def test_the_text_has_each_problem_with_its_command(machine, capsys):
     assert main(["doctor"]) == 10
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("problem 10: no backend of cuops is installed")
-    assert lines[at + 1] == "  to fix it, run: pip install cuops-cu130"
+    assert lines[at + 1] == f"  to fix it, run: {_backend.install('cu130')}"
 
 
 def test_every_exit_code_is_documented():

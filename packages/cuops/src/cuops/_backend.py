@@ -61,7 +61,6 @@ def installed(damaged: list[errors.DamagedBackendError] | None = None) -> list[B
     """
     found, wrong = [], {}
     for point in entry_points():
-        package = f"cuops-{point.name}"
         try:
             module = point.load()
             facts: dict[str, Any] = {**module.FACTS, "library": module.LIBRARY}
@@ -69,7 +68,7 @@ def installed(damaged: list[errors.DamagedBackendError] | None = None) -> list[B
             found.append(Backend(**facts))
         except Exception as error:  # as its files may be in any state
             wrong[point.name] = errors.DamagedBackendError(
-                f"{package} does not import: {error}", f"pip install --force-reinstall {package}"
+                f"cuops-{point.name} does not import: {error}", reinstall(point.name)
             )
     if damaged is not None:
         damaged += wrong.values()
@@ -88,15 +87,15 @@ def suggested() -> str:
     return f"cuops-{_newest_with_code({name: CODE[name] for name in fitting})}"
 
 
-def _missing() -> str:
-    """What pip is to install where no backend is found: one that pip knows, and so has lost a file, or a new one."""
+def _install_missing() -> str:
+    """The command where no backend is found: for one that pip knows, and so has lost a file, or for a new one."""
     from importlib import metadata
 
     for name in LEAST_DRIVER:
         with contextlib.suppress(metadata.PackageNotFoundError):
             metadata.version(f"cuops-{name}")
-            return f"--force-reinstall cuops-{name}"
-    return suggested()
+            return reinstall(name)
+    return install(suggested().removeprefix("cuops-"))
 
 
 def choose() -> Backend:
@@ -105,7 +104,7 @@ def choose() -> Backend:
     if forced:
         backends = _forced(forced, backends)
     if not backends:
-        raise errors.BackendNotFoundError("no backend of cuops is installed", f"pip install {_missing()}")
+        raise errors.BackendNotFoundError("no backend of cuops is installed", _install_missing())
     driver = _driver.cuda_version()
     fitting = [backend for backend in backends if backend.least_driver <= driver]
     if not fitting:
@@ -114,7 +113,7 @@ def choose() -> Backend:
         raise errors.DriverTooOldError(
             f"the NVIDIA driver knows CUDA {driver[0]}.{driver[1]}; "
             f"cuops-{oldest.name} needs CUDA {oldest.driver_cuda} (driver {oldest.driver} or newer)",
-            f"pip install {usable}" if usable else None,
+            install(usable.removeprefix("cuops-")) if usable else None,
         )
     chosen = _newest_with_code({backend: (backend.architectures, backend.ptx) for backend in fitting})
     check_version(chosen)
@@ -143,7 +142,7 @@ def _forced(name: str, backends: list[Backend]) -> list[Backend]:
             f"CUOPS_BACKEND is {name!r}; expected one of {', '.join(LEAST_DRIVER)}", "unset CUOPS_BACKEND"
         )
     raise errors.ForcedBackendNotFoundError(
-        f"CUOPS_BACKEND is {name!r}, and cuops-{name} is not installed", f"pip install {_of_this_version(name)}"
+        f"CUOPS_BACKEND is {name!r}, and cuops-{name} is not installed", install(name)
     )
 
 
@@ -157,13 +156,19 @@ def core_version() -> str:
     raise errors.DamagedBackendError("cuops has no metadata of its version", "pip install --force-reinstall cuops")
 
 
-def _of_this_version(name: str) -> str:
-    """What pip installs a backend of the core's version by, which leaves the core and other backends as they are."""
+def install(name: str, options: str = "") -> str:
+    """The command for a backend of the core's version, which leaves the core and other backends as they are."""
     try:
         core = core_version()
     except errors.DamagedBackendError:  # the core is not installed, but imported from its sources
-        return f"cuops-{name}"
-    return f"cuops-{name}=={core}" + (f" --extra-index-url {NIGHTLIES}" if ".dev" in core else "")
+        return f"pip install {options}cuops-{name}"
+    index = f" --extra-index-url {NIGHTLIES}" if ".dev" in core else ""
+    return f"pip install {options}cuops-{name}=={core}{index}"
+
+
+def reinstall(name: str) -> str:
+    """The command that repairs a backend."""
+    return install(name, "--force-reinstall --no-deps ")
 
 
 def check_version(backend: Backend) -> None:
@@ -172,7 +177,7 @@ def check_version(backend: Backend) -> None:
     if backend.version != core:
         raise errors.VersionMismatchError(
             f"cuops is {core} and cuops-{backend.name} is {backend.version}; they must be of one version",
-            f"pip install --force-reinstall --no-deps {_of_this_version(backend.name)}",
+            reinstall(backend.name),
         )
 
 
@@ -190,7 +195,7 @@ def _check_size(backend: Backend) -> None:
         size = backend.library.stat().st_size if backend.library.exists() else None
         if size != file.size:
             found = "is missing" if size is None else f"has {size} bytes, and {file.size} in its wheel"
-            raise errors.DamagedBackendError(f"{backend.library} {found}", reinstall(backend))
+            raise errors.DamagedBackendError(f"{backend.library} {found}", reinstall(backend.name))
 
 
 def code_for(backend: Backend, capability: tuple[int, int]) -> str:
@@ -200,7 +205,7 @@ def code_for(backend: Backend, capability: tuple[int, int]) -> str:
     other = suggested().removeprefix("cuops-")
     raise errors.UnsupportedArchitectureError(
         f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}",
-        f"pip install {_of_this_version(other)}" if other in CODE and _code(*CODE[other], capability) else None,
+        install(other) if other in CODE and _code(*CODE[other], capability) else None,
     )
 
 
@@ -229,13 +234,8 @@ def _no_collection() -> Iterator[None]:
 def library() -> Any:
     """The FFI functions of the chosen backend. Raises one of cuops.errors."""
     backend = choose()
-    errors.DamagedBackendError.command = reinstall(backend)  # for what its library raises
+    errors.DamagedBackendError.command = reinstall(backend.name)  # for what its library raises
     return load(backend)
-
-
-def reinstall(backend: Backend) -> str:
-    """The command that repairs a damaged backend."""
-    return f"pip install --force-reinstall cuops-{backend.name}"
 
 
 def _check_ffi() -> None:
@@ -274,7 +274,7 @@ def load(backend: Backend) -> Any:
     try:
         return tvm_ffi.load_module(str(backend.library))
     except (OSError, RuntimeError) as error:  # the dynamic linker's words are in it
-        raise errors.DamagedBackendError(f"{backend.library} does not load: {error}", reinstall(backend)) from None
+        raise errors.DamagedBackendError(f"{backend.library} does not load: {error}", reinstall(backend.name)) from None
 
 
 @functools.cache

@@ -112,10 +112,10 @@ class Examination:
     def _backends(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         damaged: list[errors.DamagedBackendError] = []
-        with self._noting(f"pip install --force-reinstall {_backend.suggested()}"):
+        with self._noting(_backend.reinstall(_backend.suggested().removeprefix("cuops-"))):
             for backend in _backend.installed(damaged):
                 facts = asdict(backend) | {"library": str(backend.library), "images": 0}
-                reinstall = _backend.reinstall(backend)
+                reinstall = _backend.reinstall(backend.name)
                 with self._noting(reinstall):
                     _backend.check_version(backend)
                 with self._noting(reinstall):
@@ -157,14 +157,14 @@ class Examination:
 
     def _choice(self) -> dict[str, Any] | None:
         """The backend that operators will use, and why."""
-        with self._noting(f"pip install --force-reinstall {_backend.suggested()}"):
+        with self._noting(_backend.reinstall(_backend.suggested().removeprefix("cuops-"))):
             chosen = _backend.choose()
             if not self.report["gpus"]:
                 return None
             why = f"the newest for a driver of CUDA {self.report['driver']['cuda']} and these GPUs"
             why = "CUOPS_BACKEND names it" if os.environ.get("CUOPS_BACKEND") else why
             for gpu in self.report["gpus"]:
-                with self._noting(f"pip install {_backend.suggested()}"):
+                with self._noting(_backend.install(_backend.suggested().removeprefix("cuops-"))):
                     gpu["code"] = _backend.code_for(chosen, gpu["capability"])
             return {"backend": chosen.name, "why": why}
         return None
@@ -182,14 +182,16 @@ class Examination:
         self, operator: str, test: Callable[[int | None], dict[str, float]], place: int | None
     ) -> dict[str, Any]:
         where = "CPU" if place is None else f"GPU {place}"
-        package = "cuops" if place is None else f"cuops-{self.report['choice']['backend']}"
+        reinstall = "pip install --force-reinstall cuops"
+        if place is not None:
+            reinstall = _backend.reinstall(self.report["choice"]["backend"])
         result: dict[str, Any] = {"operator": operator, "where": where, "passed": False}
-        with self._noting(f"pip install --force-reinstall {package}"):
+        with self._noting(reinstall):
             result["errors_in_epsilons"] = test(place)
             result["passed"] = all(error <= LIMIT for error in result["errors_in_epsilons"].values())
             if not result["passed"]:
                 what = f"{operator} is wrong on {where}: {result['errors_in_epsilons']} epsilons from the definition"
-                self._problem(SELF_TEST_FAILED, what, f"pip install --force-reinstall {package}")
+                self._problem(SELF_TEST_FAILED, what, reinstall)
         return result
 
 
