@@ -57,8 +57,8 @@ def install_wheels(session: nox.Session, wheels: list[Path]) -> None:
 def quickstart(session: nox.Session) -> None:
     """Build cuops for this machine's driver (cu121 where there is none), install it, run it on photographs."""
     script = "from cuops import _backend; print(_backend.suggested())"
-    package = session.run("python", "-c", script, env={"PYTHONPATH": "packages/cuops/src"}, silent=True, log=False)
-    built = wheelhouse.build(session, [package.strip().removeprefix("cuops-")], Path(session.create_tmp(), "dist"))
+    row = session.run("python", "-c", script, env={"PYTHONPATH": "packages/cuops/src"}, silent=True, log=False)
+    built = wheelhouse.build(session, [row.strip()], Path(session.create_tmp(), "dist"))
     session.install(*map(str, built), *group("quickstart"))
     session.run("cuops", "doctor", "--allow-no-gpu")
     session.run("python", "examples/photographs.py")

@@ -199,9 +199,7 @@ def test_one_score_for_all_samples_is_refused_with_what_mends_it(score, array):
     "score", [lambda x: None, lambda x: [0.0] * len(x), lambda x: "0"], ids=["None", "list", "str"]
 )
 def test_what_are_no_scores_is_refused_by_the_functions_name(score, array):
-    with pytest.raises(
-        TypeError, match=r"^function: expected scores in a (Tensor|ndarray), as the samples are, got a "
-    ):
+    with pytest.raises(TypeError, match=r"^function: expected a (torch.Tensor|numpy.ndarray), as the samples, got a "):
         minimize(score, array([0.0, 1.0]), 1.0, 20, steps=1)
 
 

@@ -54,7 +54,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(_backend, "installed", lambda *_: [backend()])
 
     def install_new():
-        return _backend.install(_backend.suggested().removeprefix("cuops-"))
+        return _backend.install(_backend.suggested())
 
     monkeypatch.setattr(_backend, "_install_missing", install_new)  # whatever pip knows here
     held = ["rms_norm sm 80 1000", "rms_norm sm 90 1000", "rms_norm ptx 90 1000"]
@@ -326,7 +326,7 @@ def test_the_text_has_the_code_that_each_gpu_runs(installation: Installation, dr
 
 
 def test_a_gpu_that_a_backend_has_no_code_for_is_told_one_that_has(monkeypatch):
-    monkeypatch.setattr(_backend, "suggested", lambda: "cuops-cu128")
+    monkeypatch.setattr(_backend, "suggested", lambda: "cu128")
     newest = _backend.Backend("cu130", "1", "13.0", (), *_backend.CODE["cu130"], "580", "13.0", Path("libcuops.so"))
     for capability, command in (((7, 0), "pip install cuops-cu128"), ((3, 5), "pip install cuops-cu118  # or what")):
         with pytest.raises(errors.UnsupportedArchitectureError, match="cu130 has no code for") as raised:

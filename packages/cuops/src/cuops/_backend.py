@@ -78,13 +78,13 @@ def installed(damaged: list[errors.DamagedBackendError] | None = None) -> list[B
 
 
 def suggested() -> str:
-    """The backend package to install for the driver and the GPUs of this machine; cuops-cu121 without a driver."""
+    """The backend to install for the driver and the GPUs of this machine; cu121 without a driver."""
     try:
         driver = _driver.cuda_version()
     except errors.CuopsError:
-        return "cuops-cu121"
+        return "cu121"
     fitting = [name for name, least in LEAST_DRIVER.items() if least <= driver] or list(LEAST_DRIVER)[:1]
-    return f"cuops-{_newest_with_code({name: CODE[name] for name in fitting})}"
+    return str(_newest_with_code({name: CODE[name] for name in fitting}))
 
 
 def _install_missing() -> str:
@@ -95,7 +95,7 @@ def _install_missing() -> str:
         with contextlib.suppress(metadata.PackageNotFoundError):
             metadata.version(f"cuops-{name}")
             return reinstall(name)
-    return install(suggested().removeprefix("cuops-"))
+    return install(suggested())
 
 
 def choose() -> Backend:
@@ -113,7 +113,7 @@ def choose() -> Backend:
         raise errors.DriverTooOldError(
             f"the NVIDIA driver knows CUDA {driver[0]}.{driver[1]}; "
             f"cuops-{oldest.name} needs CUDA {oldest.driver_cuda} (driver {oldest.driver} or newer)",
-            install(usable.removeprefix("cuops-")) if usable else None,
+            install(usable) if usable else None,
         )
     chosen = _newest_with_code({backend: (backend.architectures, backend.ptx) for backend in fitting})
     check_version(chosen)
@@ -202,7 +202,7 @@ def code_for(backend: Backend, capability: tuple[int, int]) -> str:
     """Which of its code the backend runs on a GPU, as csrc/host/image.cc chooses it."""
     if code := _code(backend.architectures, backend.ptx, capability):
         return code
-    other = suggested().removeprefix("cuops-")
+    other = suggested()
     raise errors.UnsupportedArchitectureError(
         f"cuops-{backend.name} has no code for compute capability {capability[0]}.{capability[1]}",
         install(other) if other in CODE and _code(*CODE[other], capability) else None,

@@ -204,13 +204,7 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
 def _all_at_once(function: Callable[[Any], Any], method: CrossEntropyMethod) -> Callable[[Any], Any]:
     def scores(samples: Any) -> Any:
         found = function(samples)
-        is_number = isinstance(found, numbers.Real)
-        if not is_number and (not hasattr(found, "__array__") or is_tensor(found) != is_tensor(samples)):
-            kind = type(samples).__qualname__
-            raise TypeError(
-                f"function: expected scores in a {kind}, as the samples are, got a {type(found).__qualname__}"
-            )
-        shape = () if is_number else getattr(found, "shape", None)
+        shape = () if isinstance(found, numbers.Real) else getattr(found, "shape", None)
         wanted = tuple(samples.shape[: samples.ndim - len(method.event_shape)])
         if shape is not None and tuple(shape) != wanted:
             got = "one number" if shape == () else f"shape {tuple(shape)}"
@@ -218,7 +212,7 @@ def _all_at_once(function: Callable[[Any], Any], method: CrossEntropyMethod) -> 
                 f"function: expected a score for each of the samples, all of which it gets at once, in shape {wanted}, "
                 f"got {got}; for a function of one x, pass vectorized=False"
             )
-        return found
+        return _options.scores(found, wanted, samples, "function")
 
     return scores
 

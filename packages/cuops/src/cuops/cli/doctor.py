@@ -112,7 +112,7 @@ class Examination:
     def _backends(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         damaged: list[errors.DamagedBackendError] = []
-        with self._noting(_backend.reinstall(_backend.suggested().removeprefix("cuops-"))):
+        with self._noting(_backend.reinstall(_backend.suggested())):
             for backend in _backend.installed(damaged):
                 facts = asdict(backend) | {"library": str(backend.library), "images": 0}
                 reinstall = _backend.reinstall(backend.name)
@@ -157,14 +157,14 @@ class Examination:
 
     def _choice(self) -> dict[str, Any] | None:
         """The backend that operators will use, and why."""
-        with self._noting(_backend.reinstall(_backend.suggested().removeprefix("cuops-"))):
+        with self._noting(_backend.reinstall(_backend.suggested())):
             chosen = _backend.choose()
             if not self.report["gpus"]:
                 return None
             why = f"the newest for a driver of CUDA {self.report['driver']['cuda']} and these GPUs"
             why = "CUOPS_BACKEND names it" if os.environ.get("CUOPS_BACKEND") else why
             for gpu in self.report["gpus"]:
-                with self._noting(_backend.install(_backend.suggested().removeprefix("cuops-"))):
+                with self._noting(_backend.install(_backend.suggested())):
                     gpu["code"] = _backend.code_for(chosen, gpu["capability"])
             return {"backend": chosen.name, "why": why}
         return None

@@ -152,10 +152,7 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
 
 def _is_of_its_class(module: torch.nn.Module, forward: object) -> bool:
     """Whether this is what `module.forward` is of a module that nobody has changed."""
-    return isinstance(forward, types.MethodType) and (forward.__self__, forward.__func__) == (
-        module,
-        type(module).forward,
-    )
+    return forward == types.MethodType(type(module).forward, module)
 
 
 def _calls_accelerate(module: torch.nn.Module) -> bool:
