@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "integers.h"
 #include "workers.h"
 
 namespace cuops {
@@ -17,6 +18,9 @@ constexpr std::int64_t kLargestChunk = 2 << 20, kSmallestChunk = 256 << 10;  // 
 constexpr unsigned kMaxWorkers = 12;                                         // enough to fill staging as fast as PCIe empties it
 constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
+// Rows that chunks have a multiple of: each then starts as far from a multiple of 16 bytes as in an array that is whole, and has
+// its sums added up in the same order, however many chunks there are.
+constexpr std::int64_t kRows = 8;
 
 // One chunk's way through the GPU: memory on the device, page-locked memory for those arrays that are not so themselves, a stream.
 class Lane {
@@ -151,8 +155,9 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
   // As many chunks as workers, where that is no more than a chunk may be: with one more, one of them would have two.
   const std::int64_t largest = std::max<std::int64_t>(kLargestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
   const std::int64_t smallest = std::max<std::int64_t>(kSmallestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
-  const std::int64_t chunk = std::min(rows, std::clamp((rows + most_workers - 1) / most_workers, smallest, largest));
-  const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  const std::int64_t wanted = std::clamp(ceil_div(rows, most_workers), smallest, largest);
+  const std::int64_t chunk = std::min(rows, largest < kRows ? wanted : std::min(round_up(wanted, kRows), largest / kRows * kRows));
+  const std::int64_t chunks = ceil_div(rows, chunk);
 
   auto slots_of = [&](const std::vector<HostRows>& arrays) {
     std::vector<Slot> slots;
