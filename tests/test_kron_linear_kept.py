@@ -10,7 +10,7 @@ import torch
 from cuops import reference
 from cuops._kron_linear import bwd, cuts, fused, gemm
 from cuops._kron_linear import kept as keeping
-from cuops._kron_linear.merge import product_of
+from cuops._kron_linear.merge import Merged, merged, product_of
 from cuops._kron_linear.squares_bwd import Two
 from cuops._kron_linear.sums import sum_of_products
 from kron_samples import OneLaunch, check, close, exact_gradients
@@ -41,6 +41,13 @@ def both_of_a_factor(g, x, w):
         return None
     assert x.is_contiguous()
     return w.mT @ g, sum_of_products(g, x)
+
+
+def merged_with_powers(parts, is_merged):
+    """A factor or product of each part multiplied by a power of two; these undo one another."""
+    powers = 4.0 ** (torch.arange(len(parts), dtype=torch.float64) - (len(parts) - 1) / 2)
+    firsts, others = zip(*((part.factors[0], part.factors[1:]) for part in merged(parts, is_merged)), strict=True)
+    return [Merged([w * s, *more], s.view(1), 0) for w, more, s in zip(firsts, others, powers, strict=True)]
 
 
 @pytest.fixture
@@ -135,9 +142,12 @@ def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monke
     ],
     ids=str,
 )
+@pytest.mark.parametrize("merges", [merged, merged_with_powers], ids=["as they are", "with powers"])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.usefixtures("_no_kernels")
-def test_states_between_launches_are_kept(with_bias, sizes, groups, monkeypatch):
+def test_states_between_launches_are_kept(with_bias, merges, sizes, groups, monkeypatch):
+    for module in (fused, bwd):
+        monkeypatch.setattr(module, "merged", merges)
     counts = [count for count, _ in groups]
     starts = list(itertools.accumulate(counts, initial=0))
     chain = [(first, *group) for first, group in zip(starts, groups, strict=False)]
@@ -269,18 +279,18 @@ def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, m
     monkeypatch.setattr(cuts, "MERGED", most)
     monkeypatch.setitem(cuts.MANY, 8, 1)
     x, dy, factors = strided_arguments(sizes)
-    assert [g.stop - g.start for g in cuts.merged(x, factors)] == groups
+    assert [g.stop - g.start for g in cuts.neighbours_to_merge(x, factors)] == groups
     check_gradients(x, dy, factors)
 
 
 @pytest.mark.usefixtures("_no_kernels")
-def test_products_that_may_leave_the_range_of_float16_are_not_merged(monkeypatch):
+def test_products_whose_gradients_may_leave_the_range_of_float16_are_not_merged(monkeypatch):
     monkeypatch.setitem(cuts.MANY, 2, 1)
-    merged = {}
+    groups = {}
     for dtype in (torch.float16, torch.bfloat16):
         factors = [make((12, 12), dtype, seed=k) for k in range(4)]
-        merged[dtype] = len(cuts.merged(make((2, 12**4), dtype), factors))
-    assert merged == {torch.float16: 0, torch.bfloat16: 2}
+        groups[dtype] = len(cuts.neighbours_to_merge(make((2, 12**4), dtype), factors))
+    assert groups == {torch.float16: 0, torch.bfloat16: 2}
     x, dy = make((640, 12**3), torch.float16), make((640, 12**3), torch.float16, seed=9)
     factors = [make((12, 12), torch.float16, seed=k) * (1, 90, 90)[k] for k in range(3)]
     monkeypatch.setattr(cuts, "plan_of_fibers", lambda *_: [1])

@@ -88,13 +88,15 @@ def test_a_plan_counts_bytes_and_operations():
 
 
 @gpu
-def test_large_samples_of_bfloat16_have_two_factors_in_a_product_of_the_vendors():
-    def groups(dtype):
-        return [(g.first, g.count, g.fused) for g in cuops.kron_plan(1024, [(16, 16)] * 4, dtype).groups]
+def test_large_samples_of_16_bits_have_two_factors_in_a_product_of_the_vendors():
+    def groups(rows, count, dtype):
+        return [(g.first, g.count, g.fused) for g in cuops.kron_plan(rows, [(16, 16)] * count, dtype).groups]
 
-    assert groups("bfloat16") == [(0, 2, False), (2, 2, False)]
-    # Products of elements of float16 may leave its range.
-    assert all(fused or count == 1 for _, count, fused in groups("float16"))
+    for dtype in ("bfloat16", "float16"):
+        assert groups(1024, 4, dtype) == [(0, 2, False), (2, 2, False)]
+    assert groups(8192, 2, "bfloat16") == [(0, 2, False)]
+    # That of float16 may leave its range, and another factor has to undo the power of two that keeps it there.
+    assert all(fused or count == 1 for _, count, fused in groups(8192, 2, "float16"))
 
 
 @gpu

@@ -15,6 +15,7 @@ namespace {
 
 using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
 using Optionals = tvm::ffi::Array<tvm::ffi::Optional<tvm::ffi::Tensor>>;
+using Counts = tvm::ffi::Array<int64_t>;  // of neighbouring factors that each product is of
 
 Kernel& kernel_of(DType dtype, bool merges) {
   static Kernel kernels[][2] = {{{"kron_linear_merge", "kron_unmerge_f64"}, {"kron_linear_merge", "kron_merge_f64"}},
@@ -22,12 +23,17 @@ Kernel& kernel_of(DType dtype, bool merges) {
   return kernels[dtype != kFloat64][merges];
 }
 
-// The factors, and the products: of the first `cut` of them, and of the others if there are any.
-KronMergeParams params_of(const Tensors& factors, int64_t cut, const OptionalTensor& scales, const char* products,
+// The factors, and their products.
+KronMergeParams params_of(const Tensors& factors, const Counts& counts, const OptionalTensor& scales, const char* products,
                           const Optionals& arrays) {
-  const int count = static_cast<int>(factors.size());
-  if (count == 0 || cut < 1 || cut > count || cut > kKronFactors || count - cut > kKronFactors)
-    raise("ValueError", "factors: expected 1 to 16 of each product");
+  if (counts.empty() || counts.size() > kMergeProducts) raise("ValueError", "counts: expected 1 to 8 products");
+  std::int64_t counted = 0;
+  for (const std::int64_t count : counts) {
+    if (count < 1 || count > kKronFactors) raise("ValueError", "counts: expected 1 to 16 factors of each product");
+    counted += count;
+  }
+  if (counted != static_cast<std::int64_t>(factors.size()) || counted > kMergeFactors)
+    raise("ValueError", "counts: expected as many as there are factors, at most 32");
   KronMergeParams p{};
   p.dtype = dtype_of(factors[0], "factors");
   const DLDevice device = factors[0].device();
@@ -36,14 +42,14 @@ KronMergeParams params_of(const Tensors& factors, int64_t cut, const OptionalTen
   for (const KronSize& size : sizes)
     if (std::min(size.out, size.in) < 1) raise("ValueError", "factors: expected no empty one");
   fill_factors(p.factors, factors, p.dtype);
-  p.factor_count = count;
-  p.product_count = count > cut ? 2 : 1;
+  p.factor_count = static_cast<int>(counted);
+  p.product_count = static_cast<int>(counts.size());
   if (static_cast<int>(arrays.size()) != p.product_count)
     raise("ValueError", std::string(products) + ": expected one for each product");
-  for (int which = 0; which < p.product_count; ++which) {
+  for (int which = 0, first = 0; which < p.product_count; first += p.products[which++].count) {
     KronMergeProduct& product = p.products[which];
-    product.first = which == 0 ? 0 : static_cast<int>(cut);
-    product.count = which == 0 ? static_cast<int>(cut) : count - static_cast<int>(cut);
+    product.first = first;
+    product.count = static_cast<int>(counts[which]);
     std::int64_t rows = 1, columns = 1;
     for (int k = product.first; k < product.first + product.count; ++k) {
       rows *= sizes[k].out;
@@ -64,11 +70,10 @@ KronMergeParams params_of(const Tensors& factors, int64_t cut, const OptionalTen
   }
   if (scales.has_value()) {
     const TensorView powers = *scales;
-    if (p.product_count != 2) raise("ValueError", "scales: expected two products");
     if (p.dtype == kFloat64) raise("TypeError", "scales: expected none of float64, whose range is wide");
     expect_device(powers, "scales", device);
-    if (dtype_of(powers, "scales") != kFloat32 || powers.numel() != 2 || !powers.is_contiguous())
-      raise("ValueError", "scales: expected two float32");
+    if (dtype_of(powers, "scales") != kFloat32 || powers.numel() != p.product_count || !powers.is_contiguous())
+      raise("ValueError", "scales: expected a float32 for each product");
     p.scales = reinterpret_cast<float*>(data_of(powers));
   }
   return p;
@@ -81,28 +86,30 @@ void launch_blocks(KronMergeParams& p, std::int64_t blocks, bool merges, DLDevic
   launch(kernel_of(p.dtype, merges), on.device_id, current_stream(on), shape, &p);
 }
 
-// products: the Kronecker products of the first `cut` factors, and of the others if there are any. With `scales`, of two elements,
-// each product is multiplied by a power of two, and the other one divided by it, so that their largest elements are alike.
-void kron_linear_merge(Optionals products, OptionalTensor scales, Tensors factors, int64_t cut) {
-  KronMergeParams p = params_of(factors, cut, scales, "products", products);
+// products: the Kronecker products of the first factors, of the next ones, and so on, so many each. With `scales`, of an element a
+// product, each is multiplied by a power of two, so that their largest elements are about alike; the product of all powers is 1.
+void kron_linear_merge(Optionals products, OptionalTensor scales, Tensors factors, Counts counts) {
+  KronMergeParams p = params_of(factors, counts, scales, "products", products);
   std::int64_t blocks = 0;
   for (int which = 0; which < p.product_count; ++which) {
     KronMergeProduct& product = p.products[which];
     if (product.data == nullptr) raise("ValueError", "products: expected an array for each");
     product.blocks = static_cast<int>(ceil_div(std::int64_t{product.rows} * product.columns, kMergeThreads));
+    if (p.scales) product.blocks = std::min(product.blocks, kMergeBalanced);
     blocks += product.blocks;
   }
   launch_blocks(p, blocks, true, factors[0].device());
 }
 
 // gradients: of each factor, where one is wanted, from those of the products that kron_linear_merge made.
-void kron_linear_unmerge(Optionals gradients, Optionals dproducts, OptionalTensor scales, Tensors factors, int64_t cut) {
-  KronMergeParams p = params_of(factors, cut, scales, "dproducts", dproducts);
+void kron_linear_unmerge(Optionals gradients, Optionals dproducts, OptionalTensor scales, Tensors factors, Counts counts) {
+  KronMergeParams p = params_of(factors, counts, scales, "dproducts", dproducts);
   if (gradients.size() != factors.size()) raise("ValueError", "gradients: expected one for each factor");
   std::int64_t blocks = 0;
-  for (int k = 0; k < p.factor_count; ++k) {
+  for (int k = 0, which = 0; k < p.factor_count; ++k) {
+    if (k == p.products[which].first + p.products[which].count) ++which;
     if (!gradients[k].has_value()) continue;
-    const KronMergeProduct& product = p.products[k < cut ? 0 : 1];
+    const KronMergeProduct& product = p.products[which];
     if (product.data == nullptr) raise("ValueError", "dproducts: expected that of each factor whose gradient is wanted");
     const tvm::ffi::Tensor gradient = *gradients[k];
     const KronFactor& f = p.factors[k];

@@ -13,8 +13,9 @@ __device__ Acc element_of(const KronMergeParams& p, int factor, int row, int col
   return load_element<Acc>(p.dtype, f.data, row * f.row_stride + column * f.column_stride);
 }
 
-// The power of two that makes a product's largest element like that of the other one, which is divided by it. Those are the
-// products of their factors' largest elements; a factor of zeros, or with an infinity, counts as 1.
+// The power of two that makes a product's largest element like those of the others, whose powers cancel it out; 1 where those of
+// several factors are between kMergeLow and kMergeHigh. They are found from the factors' largest elements, of which a factor of
+// zeros, or with an infinity, has 1.
 __device__ float balance(const KronMergeParams& p, int which) {
   __shared__ KronFactor factors[kMergeFactors];
   __shared__ int magnitudes[kMergeFactors];
@@ -25,37 +26,57 @@ __device__ float balance(const KronMergeParams& p, int which) {
   __syncthreads();
   find_magnitudes(factors, p.factor_count, p.dtype, magnitudes);
   __syncthreads();
-  int exponents[kMergeProducts] = {};
-  for (int k = 0; k < p.factor_count; ++k) {
-    const int bits = magnitudes[k];
-    if (bits > 0 && !isinf(__int_as_float(bits))) exponents[k >= p.products[1].first] += (bits >> 23) - 127;
+  auto exponent_of = [&](int first, int count) {
+    int exponent = 0;
+    for (int k = first; k < first + count; ++k) {
+      const int bits = magnitudes[k];
+      if (bits > 0 && !isinf(__int_as_float(bits))) exponent += (bits >> 23) - 126;
+    }
+    return exponent;  // of a power of two above the product
+  };
+  bool fits = true;
+  for (int i = 0; i < p.product_count; ++i) {
+    const int exponent = exponent_of(p.products[i].first, p.products[i].count);
+    fits = fits && (p.products[i].count == 1 || (kMergeLow <= exponent && exponent <= kMergeHigh));
   }
-  return power_of_two(max(-126, min((exponents[1 - which] - exponents[which]) / 2, 126)));
+  if (fits) return 1;
+  const int mean = exponent_of(0, p.factor_count) / p.product_count;
+  int power = 0, powers = 0;  // a product's, and those of all up to it, which the others have to undo
+  for (int i = 0; i <= which; ++i) {
+    const KronMergeProduct& product = p.products[i];
+    power = i + 1 < p.product_count ? mean - exponent_of(product.first, product.count) : -powers;
+    power = max(max(-126, -126 - powers), min(power, min(126, 126 - powers)));
+    powers += power;
+  }
+  return power_of_two(power);
 }
 
-// A thread has an element of a product.
+// A thread has an element of a product, or some.
 template <class Acc>
 __device__ void kron_merge(const KronMergeParams& p) {
-  const int which = blockIdx.x >= p.products[0].blocks, block = blockIdx.x - which * p.products[0].blocks;
+  int which = 0, block = blockIdx.x;
+  for (; block >= p.products[which].blocks; ++which) block -= p.products[which].blocks;
   const KronMergeProduct& product = p.products[which];
   wait_for_previous();
-  Acc v = 1;
+  Acc scale = 1;
   if (p.scales) {
-    v = balance(p, which);
-    if (block == 0 && threadIdx.x == 0) p.scales[which] = v;
+    scale = balance(p, which);
+    if (block == 0 && threadIdx.x == 0) p.scales[which] = scale;
   }
-  const int at = block * kMergeThreads + threadIdx.x;
-  if (at >= product.rows * product.columns) return;
-  int row = at / product.columns, column = at - row * product.columns;
 #pragma unroll 1
-  for (int k = product.first + product.count - 1; k >= product.first; --k) {
-    const KronFactor& f = p.factors[k];
-    const int rows = divide(row, f.by_out), columns = divide(column, f.by_in);
-    v *= element_of<Acc>(p, k, row - rows * f.out, column - columns * f.in);
-    row = rows;
-    column = columns;
+  for (int at = block * kMergeThreads + threadIdx.x; at < product.rows * product.columns; at += product.blocks * kMergeThreads) {
+    int row = at / product.columns, column = at - row * product.columns;
+    Acc v = scale;
+#pragma unroll 1
+    for (int k = product.first + product.count - 1; k >= product.first; --k) {
+      const KronFactor& f = p.factors[k];
+      const int rows = divide(row, f.by_out), columns = divide(column, f.by_in);
+      v *= element_of<Acc>(p, k, row - rows * f.out, column - columns * f.in);
+      row = rows;
+      column = columns;
+    }
+    store_result(product.dtype, product.data, at, v);
   }
-  store_result(product.dtype, product.data, at, v);
 }
 
 // Some neighbouring threads have an element of a factor's gradient: the sum, over all elements of the product that it is in, of
@@ -65,7 +86,8 @@ __device__ void kron_unmerge(const KronMergeParams& p) {
   __shared__ Acc found[kMergeThreads];
   int k = 0, block = blockIdx.x;
   for (; block >= p.gradients[k].blocks; ++k) block -= p.gradients[k].blocks;
-  const int which = p.product_count > 1 && k >= p.products[1].first;
+  int which = 0;
+  while (k >= p.products[which].first + p.products[which].count) ++which;
   const KronFactor& own = p.factors[k];
   const KronMergeProduct& product = p.products[which];
   const int lanes = 1 << p.gradients[k].log_lanes, lane = threadIdx.x % lanes;

@@ -5,9 +5,13 @@
 
 namespace cuops {
 
-constexpr int kMergeThreads = 256, kMergeProducts = 2, kMergeFactors = kMergeProducts * kKronFactors;
+constexpr int kMergeThreads = 256, kMergeProducts = 8, kMergeFactors = 2 * kKronFactors;
 constexpr int kMergeLargest = 1 << 15;  // rows and columns of a product
 constexpr int kMergeTerms = 4;          // of a sum, which a thread has on their way together
+constexpr int kMergeBalanced = 512;     // blocks of a product, at most, where each finds the factors' magnitudes
+// Powers of two that the largest elements of products are between, where these stay as they are: below, float16 has fewer digits of
+// the others; above, what they make of x may leave its range.
+constexpr int kMergeLow = -8, kMergeHigh = 4;
 
 // The Kronecker product of some neighbours, a matrix without gaps; or its gradient, where those of the factors are wanted.
 struct KronMergeProduct {
@@ -27,10 +31,10 @@ struct KronMergeParams {
   KronFactor factors[kMergeFactors];
   KronMergeGradient gradients[kMergeFactors];
   KronMergeProduct products[kMergeProducts];
-  float* scales;  // a power of two by which each product is multiplied, so that both are of the same magnitude; or nothing
+  float* scales;  // a power of two by which each product is multiplied, so that all are of about the same magnitude; or nothing
   int product_count, factor_count;
   DType dtype;  // of the factors and of their gradients
 };
-static_assert(sizeof(KronMergeParams) == 2392, "host and device must agree on the layout");
+static_assert(sizeof(KronMergeParams) == 2584, "host and device must agree on the layout");
 
 }  // namespace cuops

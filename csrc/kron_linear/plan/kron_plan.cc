@@ -23,10 +23,10 @@ constexpr int kAcross = 26, kLeastAcross = 18, kFew = 32;
 constexpr double kFewOfColumn = 2 << 20, kTile = 48, kFewTerms = 512;
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15;
 constexpr std::int64_t kFewRows = 1024;
-constexpr double kMerge = 2500;                      // ns of a launch that multiplies two factors out
-constexpr double kRearrange = 1500;                  // ns of a launch that copies
-constexpr int kLeastMerged = 64, kMostMerged = 576;  // rows and columns of their product
-constexpr double kEnough = 1 << 20;                  // elements that it is worth it for
+constexpr double kMerge = 2500;                                            // ns of a launch that multiplies two factors out
+constexpr double kRearrange = 1500;                                        // ns of a launch that copies
+constexpr int kLeastMerged = 64, kMostMerged = 576, kMostMergedF16 = 512;  // rows and columns of their product
+constexpr double kEnough = 1 << 20;                                        // elements that it is worth it for
 // By which a chain of groups must be faster than one of GEMMs, the last factor first, and one of both than fused kernels, to be
 // chosen.
 constexpr double kMargin = 1.05;
@@ -183,12 +183,14 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
                         (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
       if (end == i + 1) candidates.push_back(plan_gemm(part, how_in_chain(part), device));
-      if (end == i + 2 && problem.dtype == kBFloat16) {
-        // One product with both takes less than two passes over memory. Of float16, products of elements may leave its range.
+      if (end == i + 2 && (problem.dtype == kBFloat16 || (problem.dtype == kFloat16 && n > 2))) {
+        // One product with both takes less than two passes over memory. That of float16 may leave its range, and is multiplied by a
+        // power of two that other factors undo.
         KronProblem merged = part;
         const KronSize size = {part.sizes[0].out * part.sizes[1].out, part.sizes[0].in * part.sizes[1].in};
         merged.sizes = {size};
-        if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= kMostMerged &&
+        const int most = problem.dtype == kFloat16 ? kMostMergedF16 : kMostMerged;
+        if (std::min(size.out, size.in) >= kLeastMerged && std::max(size.out, size.in) <= most &&
             static_cast<double>(part.rows) * part.inner * std::max(size.out, size.in) >= kEnough) {
           KronGroup gemm = plan_gemm(merged, how_in_chain(merged), device);
           gemm.count = 2;

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
+from .._arguments import sums_dtype
 from .copies import swapped
-from .cuts import NARROW, cut_of, merged, others_come_first
+from .cuts import NARROW, cut_of, neighbours_to_merge, others_come_first
 from .factor_bwd import by_kernel, factor_gradient, in_chain, takes_both_of_first
 from .fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
 from .fused import apply, fused_chain, in_place
 from .gemm import Held, back_through_chain, turns
-from .merge import product_of, unmerge
+from .merge import merged, product_of, unmerge
 from .product_bwd import backward_of_products, time_of_products
 from .slices_bwd import backward_of_slices, time_of_slices
 from .squares_bwd import backward_of_squares, time_of_squares, two_of_a_size
@@ -26,6 +29,7 @@ Way: TypeAlias = "Callable[[Held, Tensor, Sequence[Tensor], bool, Sequence[bool]
 # The smallest factors that have both gradients faster by one kernel than by that of groups, by an element's bytes; of
 # smaller ones, up to how many columns beyond them for each element of a square of their size.
 LEAST_SINGLE, FEW_BEYOND = {2: 3, 4: 8, 8: 8}, {2: 25, 4: 0, 8: 3}
+MOST_WIDE = 1 << 16  # elements of a product of bfloat16 whose gradient is found in float32
 
 
 class Kept(NamedTuple):
@@ -43,14 +47,23 @@ def _backward_of_states(
     held: Held, x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: Sequence[bool], kept: Kept
 ) -> Results:
     """Back through one part of the factors after the other, each applied to a state that was kept."""
-    dfactors, inner, end = [None] * len(factors), 1, len(factors)
-    for state, (count, is_product) in zip([*kept.states[::-1], x], kept.parts[::-1], strict=True):
-        part = slice(end - count, end)
-        o, i = (inner * math.prod(w.shape[d] for w in factors[part]) for d in (0, 1))
-        backward = _backward_of_product if is_product else _backward_along
-        needs, end = needs_x or any(needs_factors[: part.start]), part.start
+    dfactors, inner = [None] * len(factors), 1
+    cuts = itertools.accumulate((count for count, _ in kept.parts), initial=0)
+    parts, are_products = [slice(*ends) for ends in itertools.pairwise(cuts)], [merges for _, merges in kept.parts]
+    applied = merged([factors[part] for part in parts], are_products)
+    for k, part in reversed(list(enumerate(parts))):
+        own, needs, needs_own = applied[k], needs_x or any(needs_factors[: part.start]), needs_factors[part]
+        o, i = (inner * math.prod(w.shape[d] for w in own.factors) for d in (0, 1))
         held.append(held.pop().reshape(-1, o))
-        grad, dfactors[part] = backward(held, state.reshape(-1, i), factors[part], inner, needs, needs_factors[part])
+        state = (kept.states[k - 1] if k else x).reshape(-1, i)
+        if are_products[k]:
+            grad, dw = _backward_of_product(held, state, own.factors[0], inner, needs, any(needs_own))
+            dfactors[part] = [None] * len(needs_own) if dw is None else unmerge(dw, factors[part], needs_own, own.scale)
+        else:
+            grad, found = _backward_along(held, state, own.factors, inner, needs, needs_own)
+            if own.scale is not None and (dw := found[own.at]) is not None:
+                dw.mul_(own.scale)
+            dfactors[part] = found
         if grad is None:
             return None, dfactors
         held.append(grad)
@@ -107,13 +120,15 @@ def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
     """What finds all gradients in the least time. `keeps`: whether `by_chain` would have states that were kept."""
     if found := at_once(x, factors):
         return found
+    if groups := neighbours_to_merge(x, factors):
+        return lambda held, x, factors, *needs: _backward_of_merged(held, x, factors, groups, *needs)
     if cut := cut_of(x, factors, keeps):
         return lambda held, x, factors, *needs: _backward_in_two(held, x, factors, cut, *needs)
     return by_chain
 
 
 def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
-    """What finds all gradients in the least time and has kernels for all factors, or for products of all."""
+    """What finds all gradients in the least time and has kernels for all factors, or for two products of all."""
     squares = two_of_a_size(x, factors)
     by_products, by_slices = time_of_products(x, factors), time_of_slices(x, factors)
     groups = [] if len(factors) == 1 and by_products < math.inf else groups_of_fibers(x, factors)
@@ -126,8 +141,6 @@ def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
         return lambda held, x, factors, *needs: backward_of_fibers(held, x, factors, groups, 1, *needs)
     if squares:
         return lambda held, x, factors, *needs: backward_of_squares(held, x, factors, squares, *needs)
-    if parts := merged(x, factors):
-        return lambda held, x, factors, *needs: _backward_of_merged(held, x, factors, parts, *needs)
     return None
 
 
@@ -227,9 +240,18 @@ def _backward_along(
 
 
 def _backward_of_product(
-    held: Held, x: Tensor, factors: Sequence[Tensor], inner: int, needs_x: bool, needs_factors: Sequence[bool]
-) -> Results:
-    """`_backward_along` of the factors' product, whose gradient is then taken apart."""
-    product = product_of(factors)
-    dx, (dw,) = _backward_along(held, x, [product], inner, needs_x, [any(needs_factors)])
-    return dx, [None] * len(factors) if dw is None else unmerge(dw, factors, needs_factors)
+    held: Held, x: Tensor, product: Tensor, inner: int, needs_x: bool, needs_product: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """`_backward_along` of a product, whose gradient, which is still to be taken apart, comes as the sums that it is.
+
+    But for large ones of bfloat16, for which the vendor's GEMM then takes longer.
+    """
+    dy, rows, sums = in_place(held.pop()), len(x), sums_dtype(x.dtype)
+    grads, states = dy.reshape(rows, -1, inner), x.reshape(rows, -1, inner)
+    if needs_x and needs_product and _is_fast_alone(product, inner):
+        dx, dw = by_kernel(grads, states, product, sums) or (None, None)
+        if dx is not None:
+            return dx.reshape(rows, -1), dw
+    is_wide = x.dtype == torch.float16 or product.numel() <= MOST_WIDE
+    dw = factor_gradient(grads, states, sums if is_wide else None) if needs_product else None
+    return apply(dy, [product.mT], inner).reshape(rows, -1) if needs_x else None, dw

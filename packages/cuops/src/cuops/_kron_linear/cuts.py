@@ -96,10 +96,10 @@ def others_come_first(first: Sequence[Tensor], others: Sequence[Tensor]) -> bool
     return are_small(others) and not are_small(first)
 
 
-def merged(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
+def neighbours_to_merge(x: Tensor, factors: Sequence[Tensor]) -> list[slice]:
     """The groups of neighbours whose products are factors that take less time; none where single ones do.
 
-    Of float16, products of elements may leave its range.
+    Of float16, the gradients of products may leave its range.
     """
     sizes, least = [max(w.shape) for w in factors], min(min(w.shape) for w in factors)
     if x.element_size() == 2 and least > 8 and max(sizes) <= NARROW and in_fours(factors):

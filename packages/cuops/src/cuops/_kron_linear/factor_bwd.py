@@ -101,8 +101,10 @@ def takes_both_of_first(x: Tensor, first: Tensor, second: Tensor) -> bool:
     return _partial_rows(x.dtype, rows, p, o, i, **along, with_dx=True, tf32=tf32, device=device) > 0
 
 
-def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor] | None:
-    """dx, the transpose of w (o, i) times g, where w is there, and the factor's gradient.
+def by_kernel(
+    g: Tensor, x: Tensor, w: Tensor | None, dtype: torch.dtype | None = None
+) -> tuple[Tensor | None, Tensor] | None:
+    """dx, the transpose of w (o, i) times g, where w is there, and the factor's gradient, of x's dtype or of this one.
 
     None where the library's kernel is slower, or cannot read them.
     """
@@ -117,7 +119,7 @@ def by_kernel(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Te
     if not partial_rows:
         return None
     sums = sums_dtype(x.dtype)
-    dw, partial = x.new_empty(o, i), x.new_empty(partial_rows, -(-o * i // 4) * 4, dtype=sums)
+    dw, partial = x.new_empty(o, i, dtype=dtype), x.new_empty(partial_rows, -(-o * i // 4) * 4, dtype=sums)
     dx = None if w is None else torch.empty_like(x)
     library().kron_linear_factor_bwd(dw, dx, partial, g, x, None if w is None else w.contiguous(), tf32)
     return dx, dw
@@ -128,7 +130,7 @@ def in_chain(g: Tensor, x: Tensor, w: Tensor | None) -> tuple[Tensor | None, Ten
     return None if w is not None and _are_vectors(g.element_size(), g.shape[2]) else by_kernel(g, x, w)
 
 
-def factor_gradient(g: Tensor, x: Tensor) -> Tensor:
+def factor_gradient(g: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """`sum_of_products`, by the library's kernel where that is faster."""
-    found = by_kernel(g, x, None)
-    return sum_of_products(g, x) if found is None else found[1]
+    found = by_kernel(g, x, None, dtype)
+    return sum_of_products(g, x, dtype) if found is None else found[1]

@@ -14,7 +14,7 @@ from .. import _backend
 from .._arguments import TORCH_DTYPES
 from ..kron_plan import GEMM
 from .gemm import apply_along, chain_of_matmuls, out_shape
-from .merge import product_of
+from .merge import merged
 
 VECTOR, MOST_ROWS = 16, 1 << 32  # bytes that the kernels read at once; rows that they count
 DTYPES = {dtype: number for number, dtype in enumerate(TORCH_DTYPES)}
@@ -114,16 +114,17 @@ def apply(
     if len(factors) > 1 and are_gemms(groups):  # in the other order
         return chain_of_matmuls(x, factors, bias)
     held, rest = [x.reshape(x.numel() // last, last)], last
-    for first, count, is_fused in groups:
-        group = factors[first : first + count]
-        i = math.prod(w.shape[1] for w in group)
+    neighbours = [factors[first : first + count] for first, count, _ in groups]
+    parts = merged(neighbours, [count > 1 and not is_fused for _, count, is_fused in groups])
+    for (first, count, is_fused), (part, *_) in zip(groups, parts, strict=True):
+        i = math.prod(w.shape[1] for w in part)
         rest //= i
         last_bias = bias if first + count == len(factors) else None
         held.append(held.pop().reshape(-1, i * rest))
         if is_fused:
-            held.append(launch(held.pop(), group, rest, last_bias))
+            held.append(launch(held.pop(), part, rest, last_bias))
         else:
-            held.append(apply_along(held, product_of(group), rest, last_bias))
+            held.append(apply_along(held, part[0], rest, last_bias))
         if states is not None and first + count < len(factors):
             states.append(held[0])
     return held[0]

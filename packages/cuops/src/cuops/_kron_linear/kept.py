@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .bwd import NOTHING, Kept, at_once, by_chain, way
-from .cuts import cut_before_squares, is_larger_from_first
+from .cuts import MERGED, cut_before_squares, is_larger_from_first, neighbours_to_merge
 from .fibers_bwd import are_small
 from .fused import apply, are_gemms, fused_chain, in_place, plan_of, tf32_allowed
 from .gemm import chain_of_matmuls, elements_of_chain, turns
@@ -75,6 +75,8 @@ def how(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
 def _choose(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
     if len(factors) < 2 or at_once(x, factors):  # whose gradients want no states
         return None
+    if neighbours_to_merge(x, factors) and not _has_large_product(x, factors):
+        return None
     if count := _count_of_first(x, factors):
         if _is_chain_for_one(x, factors):
             return _chain(len(factors) - 1)
@@ -84,6 +86,14 @@ def _choose(x: Tensor, factors: Sequence[Tensor]) -> Choice | None:
     if count := _count_of_gemms(x, factors):
         return _chain(count)
     return None
+
+
+def _has_large_product(x: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether a GEMM has a product of neighbours forward, unless all have small ones, which are fast without states."""
+    groups = plan_of(x, factors, 1)
+    products = [is_product for _, is_product in _parts(groups)]
+    sizes = [math.prod(max(w.shape) for w in factors[first : first + count]) for first, count, _ in groups]
+    return any(products) and not (all(products) and max(sizes) <= MERGED)
 
 
 def _chain(count: int) -> Choice:

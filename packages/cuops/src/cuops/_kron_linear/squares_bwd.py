@@ -13,7 +13,7 @@ from torch import Tensor
 from .._arguments import sums_dtype
 from .fused import DTYPES, VECTOR, in_place, library, tf32_allowed
 from .gemm import Held
-from .merge import MOST, two_products, unmerge_two
+from .merge import MOST, products_of, unmerge_groups
 
 # By bytes of an element: the sizes of the kernels' tiles and the least nanoseconds that each takes; WIDE of wide ones.
 SQUARES = {
@@ -141,9 +141,9 @@ def backward_of_squares(
     """`fused_backward` for two factors, or products of such: a kernel for all gradients, one to add up."""
     needs = any(needs_factors[: two.cut]), any(needs_factors[two.cut :])
     state, grad = (in_place(t.contiguous()).reshape(-1, t.shape[-1]) for t in (x, held.pop()))
-    merges, scales = len(factors) > 2, None
+    merges, scales, groups = len(factors) > 2, None, (factors[: two.cut], factors[two.cut :])
     if merges:
-        pair, scales = two_products(factors, two.cut)
+        pair, scales = products_of(groups)
     else:
         pair = [_aligned(w.contiguous()) for w in factors]
     dx = torch.empty_like(state) if needs_x else None
@@ -158,7 +158,7 @@ def backward_of_squares(
     partial = x.new_empty(blocks * len(dw), two.size**2, dtype=sums)
     library().kron_linear_squares_bwd(dw, dx, partial, grad, state, pair, wanted, two.size)
     if merges:
-        dfactors = unmerge_two(dpair, factors, two.cut, needs_factors, scales)
+        dfactors = unmerge_groups(dpair, groups, needs_factors, scales)
     else:
         dfactors = [d if needed else None for d, needed in zip(dpair, needs, strict=True)]
     return None if dx is None else dx.reshape(x.shape), dfactors

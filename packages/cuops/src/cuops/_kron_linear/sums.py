@@ -49,6 +49,7 @@ PARTINGS = {
     8: Parting(1.05, 300, 26_000, tile=32, most_terms=1e5, large=80 * 80, least_of_large=2500),
 }
 SHORTEST_PART, NEAR = 24, 4
+HAS_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # PyTorch 2.8 and newer: float32 of 16 bits, on a GPU
 
 
 def tiles(o: int, i: int, tile: int = TILE) -> int:
@@ -74,6 +75,13 @@ def _parted(t: Tensor, parts: int) -> Tensor:
     return t.reshape(parts, -1, size).mT if inner == 1 else t.reshape(size, parts, -1).transpose(0, 1)
 
 
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """a @ b, or a batch of such products, of this dtype where PyTorch has it for 16 bits."""
+    if dtype in (None, a.dtype) or not HAS_WIDE_PRODUCTS:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.ndim == 2 else torch.bmm(a, b, out_dtype=dtype)
+
+
 def _row_after_row(g: Tensor, x: Tensor) -> Tensor:
     """`sum_of_products` by a GEMM for each row, which adds to those before."""
     dw = g[0] @ x[0].mT
@@ -92,21 +100,25 @@ def is_sum_in_batch(g: Tensor, x: Tensor) -> bool:
     return rows * cost + TERM[width] * inner <= copied * width + 2 * LAUNCH
 
 
-def sum_of_products(g: Tensor, x: Tensor) -> Tensor:
-    """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i)."""
+def sum_of_products(g: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A factor's gradient: the sum over rows and inner of g (rows, o, inner) times x (rows, i, inner), (o, i).
+
+    `dtype`: that of the sums, rather than x's, where PyTorch has such products.
+    """
     (rows, o, inner), i, width = g.shape, x.shape[1], g.element_size()
     is_known = all(isinstance(n, int) for n in (rows * inner, o, i))  # and not what a graph leaves open
     if is_known and (rows == 1 or inner == 1):
         kind = ALIGNED if width == 2 and o % 8 == i % 8 == 0 else width
         if (parts := _parts(rows * inner, o, i, kind)) > 1:
-            return summed(torch.bmm(_parted(g, parts), _parted(x, parts).mT))
+            return summed(_product(_parted(g, parts), _parted(x, parts).mT, dtype))
     if rows == 1:
-        return g[0] @ x[0].mT
+        return _product(g[0], x[0].mT, dtype)
     few_long = isinstance(rows, int) and rows <= ROWS_ADDED[width] and inner * (o + i) * width >= BYTES_ADDED
-    if few_long and not is_batched(g):  # for which there is no rule to add in place
+    if few_long and dtype in (None, g.dtype) and not is_batched(g):  # for which there is no rule to add in place
         return _row_after_row(g, x)
     if inner == 1:
-        return g.squeeze(-1).mT @ x.squeeze(-1)
+        return _product(g.squeeze(-1).mT, x.squeeze(-1), dtype)
     if is_sum_in_batch(g, x):
-        return summed(torch.bmm(g, x.mT))
-    return sum_of_products(*(swapped(t).reshape(rows * inner, -1, 1) for t in (g, x)))
+        return summed(_product(g, x.mT, dtype))
+    g, x = (swapped(t).reshape(rows * inner, -1, 1) for t in (g, x))
+    return sum_of_products(g, x, dtype)
