@@ -23,8 +23,9 @@ constexpr int kAcross = 26, kLeastAcross = 18, kFew = 32;
 constexpr double kFewOfColumn = 2 << 20, kTile = 48, kFewTerms = 512;
 constexpr double kFewProducts = 3 << 19, kFewElements = 1 << 15;
 constexpr std::int64_t kFewRows = 1024;
-constexpr double kMerge = 2500;                                            // ns of a launch that multiplies two factors out
-constexpr double kRearrange = 1500;                                        // ns of a launch that copies
+constexpr double kMerge = 2500;      // ns of a launch that multiplies two factors out
+constexpr double kMagnitude = 1.5;   // ns more for each element of such factors of float16, the largest of which it finds
+constexpr double kRearrange = 1500;  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576, kMostMergedF16 = 512;  // rows and columns of their product
 constexpr double kEnough = 1 << 20;                                        // elements that it is worth it for
 // By which a chain of groups must be faster than one of GEMMs, the last factor first, and one of both than fused kernels, to be
@@ -195,6 +196,8 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
           KronGroup gemm = plan_gemm(merged, how_in_chain(merged), device);
           gemm.count = 2;
           gemm.nanoseconds += kMerge;
+          for (const KronSize& one : part.sizes)
+            if (problem.dtype == kFloat16) gemm.nanoseconds += kMagnitude * static_cast<double>(one.out * one.in);
           candidates.push_back(std::move(gemm));
         }
       }
