@@ -84,6 +84,7 @@ def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
 
 
 @gpu
+@pytest.mark.parametrize("larger", [1, 500])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("sizes", "counts"),
@@ -96,13 +97,15 @@ def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
         ([(2, 3)] * 16, (2,) * 8),
     ],
 )
-def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype):
+def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype, larger):
     factors = factors_of(sizes, dtype, "cuda")
+    factors[0] *= larger
     groups = [factors[end - count : end] for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
     products, scales = merge.products_of(groups)
     powers = [1.0] * len(groups) if scales is None else scales.tolist()
     assert (scales is not None) == (dtype == torch.float16)
     assert math.prod(powers) == 1
+    assert len(set(powers)) > 1 or larger == 1 or scales is None or counts[0] == 1
     for product, power, group in zip(products, powers, groups, strict=True):
         assert is_rounded(product, exact_product(group) * power, len(group))
     sums = torch.promote_types(dtype, torch.float32)
@@ -144,7 +147,8 @@ def test_gradients_of_factors_are_the_same_in_every_run():
 MAGNITUDES = [(300, 300, 1 / 300, 1 / 300), (2e-3, 1e-3, 200, 400), (300, 0, 2000, 1 / 300), (0, 300, 300, 300)]
 RANGES = [
     *[(rows, [size] * 4, m) for rows, size in [(1024, 8), (128, 12), (16, 16)] for m in MAGNITUDES],
-    *[(1024, [12] * 3, m) for m in [(1e-3, 300, 300), (300, 300, 1e-3), (3000, 5e-4, 1e-3)]],
+    *[(8192, [12] * 3, m) for m in [(1e-3, 300, 300), (300, 300, 1e-3), (3000, 5e-4, 1e-3)]],  # beside a single factor
+    *[(128, [8] * 6, (*m, 1, 1)) for m in MAGNITUDES[:2]],  # beside a group of a fused kernel
 ]
 
 
@@ -167,6 +171,18 @@ def test_products_of_float16_may_be_beyond_its_range(rows, sizes, magnitudes):
         is_finite = beyond < -4 * lost
         assert got[is_finite].isfinite().all()
         assert (got[is_finite].double() - want[is_finite]).norm() <= (lost + 2**-24) * is_finite.sum() ** 0.5
+
+
+@gpu
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"), reason="PyTorch before 2.7")
+def test_gradients_of_products_where_the_vendors_sums_may_be_float16(monkeypatch):
+    rows, inner = 128, 12**2  # terms of a sum
+    factors = [make((12, 12), torch.float16, "cuda", k) / 12**0.5 for k in range(4)]
+    x, dy = (make((rows, 12**4), torch.float16, "cuda", seed) for seed in (7, 8))
+    want = gradients(x, dy, factors)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", True)
+    for got, exact in zip(gradients(x, dy, factors), want, strict=True):
+        assert distance(got, exact.double()) <= 2 * torch.finfo(torch.float16).eps * (rows * inner) ** 0.5
 
 
 # Groups of a plan, (first, count, whether a fused kernel has it), of products alone and beside others; and magnitudes.
@@ -197,6 +213,7 @@ class Powers:
     """Instead of the library: products that are multiplied by powers of two, which undo one another."""
 
     def kron_linear_merge(self, products, scales, factors, counts):
+        assert all(type(w) is torch.Tensor for w in factors)
         powers = torch.arange(len(counts)).float() - (len(counts) - 1) / 2
         assert scales is not None
         scales.copy_(4**powers)
@@ -204,14 +221,19 @@ class Powers:
             product.copy_(functools.reduce(torch.kron, factors[end - count : end]) * scale)
 
 
+class Subclass(torch.Tensor):
+    """What autograd's operators get as it is."""
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Subclass])
 @pytest.mark.parametrize(
     ("counts", "is_merged"),
     [((2, 1), (True, False)), ((1, 2), (False, True)), ((2, 3), (True, False)), ((1, 2, 2), (False, True, True))],
 )
-def test_powers_of_two_undo_one_another_though_factors_are_the_same_tensor(counts, is_merged, monkeypatch):
+def test_powers_of_two_undo_one_another_though_factors_are_the_same_tensor(counts, is_merged, kind, monkeypatch):
     monkeypatch.setattr(merge._backend, "library", Powers)
     monkeypatch.setattr(merge, "_has_kernel", lambda factors: True)
-    factors = [torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float16)] * sum(counts)
+    factors = [torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float16).as_subclass(kind)] * sum(counts)
     parts = [factors[end - count : end] for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
     found = merge.merged(parts, is_merged)
     assert [len(own.factors) for own in found] == [

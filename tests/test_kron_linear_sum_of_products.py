@@ -15,6 +15,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 
+@pytest.mark.parametrize(("dtype", "is_wide"), [(torch.float16, False), (torch.bfloat16, True)], ids=str)
+@pytest.mark.parametrize("depth", [(1, 4096), (6, 1), (1, 6), (3, 6)])
+def test_wide_sums_are_not_asked_for_of_float16_where_the_vendors_may_be_of_it(depth, dtype, is_wide, monkeypatch):
+    rows, inner = depth
+    g, x = make((rows, 5, inner), dtype, seed=1), make((rows, 4, inner), dtype, seed=2)
+    monkeypatch.setattr(_sums, "_sums_in_float16", lambda: True)
+    monkeypatch.setattr(_sums, "HAS_WIDE_PRODUCTS", True)
+    for name in ("mm", "bmm"):  # which CPUs have none of
+        product = getattr(torch, name)
+        wide = lambda a, b, out_dtype=None, product=product: product(a, b).to(out_dtype or a.dtype)  # noqa: E731
+        monkeypatch.setattr(torch, name, wide)
+    assert sum_of_products(g, x, torch.float32).dtype == (torch.float32 if is_wide else dtype)
+    monkeypatch.setattr(_sums, "HAS_WIDE_PRODUCTS", False)  # in PyTorch before 2.8
+    assert sum_of_products(g, x, torch.float32).dtype == dtype
+
+
 @pytest.fixture
 def taken(monkeypatch):
     """The numbers of parts that operands are divided into."""

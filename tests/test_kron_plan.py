@@ -89,14 +89,19 @@ def test_a_plan_counts_bytes_and_operations():
 
 @gpu
 def test_large_samples_of_16_bits_have_two_factors_in_a_product_of_the_vendors():
-    def groups(rows, count, dtype):
-        return [(g.first, g.count, g.fused) for g in cuops.kron_plan(rows, [(16, 16)] * count, dtype).groups]
+    def groups(rows, shapes, dtype):
+        return [(g.first, g.count, g.fused) for g in cuops.kron_plan(rows, shapes, dtype).groups]
 
     for dtype in ("bfloat16", "float16"):
-        assert groups(1024, 4, dtype) == [(0, 2, False), (2, 2, False)]
-    assert groups(8192, 2, "bfloat16") == [(0, 2, False)]
-    # That of float16 may leave its range, and another factor has to undo the power of two that keeps it there.
-    assert all(fused or count == 1 for _, count, fused in groups(8192, 2, "float16"))
+        assert groups(1024, [(16, 16)] * 4, dtype) == [(0, 2, False), (2, 2, False)]
+    # That of float16 may leave its range, and another factor, a small one, has to undo the power of two that keeps it there.
+    for rows, shapes in [
+        (8192, [(16, 16)] * 2),
+        (4, [(16, 16), (16, 16), (2000, 2000)]),
+        (1, [(40000, 16), (8, 8), (8, 8)]),
+    ]:
+        assert any(count == 2 and not fused for _, count, fused in groups(rows, shapes, "bfloat16"))
+        assert all(count == 1 or fused for _, count, fused in groups(rows, shapes, "float16"))
 
 
 @gpu

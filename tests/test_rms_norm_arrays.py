@@ -122,7 +122,7 @@ def test_numpy_arrays_on_the_gpu():
 
 @gpu
 @pytest.mark.parametrize("rows", [257, 271, 283])  # in chunks, how many of which the cores say
-@pytest.mark.parametrize("n", [64, 1000, 1008, 4097, 4098, 65536])
+@pytest.mark.parametrize("n", [64, 1000, 1008, 4097, 4098, 65536, 65537])
 def test_numpy_arrays_on_the_gpu_are_bitwise_its_tensors(n, rows):
     x = make((rows, n))
     assert torch.equal(torch.from_numpy(cuops.rms_norm(x.numpy())), cuops.rms_norm(x.cuda()).cpu())

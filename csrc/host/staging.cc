@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "integers.h"
@@ -18,9 +19,7 @@ constexpr std::int64_t kLargestChunk = 2 << 20, kSmallestChunk = 256 << 10;  // 
 constexpr unsigned kMaxWorkers = 12;                                         // enough to fill staging as fast as PCIe empties it
 constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
-// Rows that chunks have a multiple of: each then starts as far from a multiple of 16 bytes as in an array that is whole, and has
-// its sums added up in the same order, however many chunks there are.
-constexpr std::int64_t kRows = 8;
+constexpr std::int64_t kVector = 16;                                         // bytes that kernels move at once
 
 // One chunk's way through the GPU: memory on the device, page-locked memory for those arrays that are not so themselves, a stream.
 class Lane {
@@ -148,15 +147,21 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
                  const ComputeChunk& compute) {
   if (rows == 0) return;
   const ContextGuard context(device);
-  std::int64_t row_bytes = 0;
-  for (const auto* arrays : {&inputs, &outputs})
-    for (const HostRows& array : *arrays) row_bytes = std::max(row_bytes, array.bytes);
+  // Rows that chunks have a multiple of: each then starts as far from a whole vector as in an array that is whole, and has its sums
+  // added up in the same order, however many chunks there are.
+  std::int64_t row_bytes = 0, together = 1;
+  for (const auto* arrays : {&inputs, &outputs}) {
+    for (const HostRows& array : *arrays) {
+      row_bytes = std::max(row_bytes, array.bytes);
+      if (array.bytes >= kVector) together = std::max(together, kVector / std::gcd(kVector, array.bytes));
+    }
+  }
   const unsigned most_workers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxWorkers);
   // As many chunks as workers, where that is no more than a chunk may be: with one more, one of them would have two.
   const std::int64_t largest = std::max<std::int64_t>(kLargestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
   const std::int64_t smallest = std::max<std::int64_t>(kSmallestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
   const std::int64_t wanted = std::clamp(ceil_div(rows, most_workers), smallest, largest);
-  const std::int64_t chunk = std::min(rows, largest < kRows ? wanted : std::min(round_up(wanted, kRows), largest / kRows * kRows));
+  const std::int64_t chunk = std::min(rows, together * row_bytes <= kMostKeptBytes ? round_up(wanted, together) : wanted);
   const std::int64_t chunks = ceil_div(rows, chunk);
 
   auto slots_of = [&](const std::vector<HostRows>& arrays) {

@@ -32,12 +32,13 @@ __device__ float balance(const KronMergeParams& p, int which) {
       const int bits = magnitudes[k];
       if (bits > 0 && !isinf(__int_as_float(bits))) exponent += (bits >> 23) - 126;
     }
-    return exponent;  // of a power of two above the product
+    return exponent;  // of a power of two above the product of these elements, by 2 a factor at most
   };
   bool fits = true;
   for (int i = 0; i < p.product_count; ++i) {
     const int exponent = exponent_of(p.products[i].first, p.products[i].count);
-    fits = fits && (p.products[i].count == 1 || (kMergeLow <= exponent && exponent <= kMergeHigh));
+    const int count = p.products[i].count;
+    fits = fits && (count == 1 || (kMergeLow <= exponent - count && exponent <= kMergeHigh));
   }
   if (fits) return 1;
   const int mean = exponent_of(0, p.factor_count) / p.product_count;

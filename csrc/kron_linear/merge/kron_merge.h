@@ -10,8 +10,8 @@ constexpr int kMergeLargest = 1 << 15;  // rows and columns of a product
 constexpr int kMergeTerms = 4;          // of a sum, which a thread has on their way together
 constexpr int kMergeBalanced = 512;     // blocks of a product, at most, where each finds the factors' magnitudes
 // Powers of two that the largest elements of products are between, where these stay as they are: below, float16 has fewer digits of
-// the others; above, what they make of x may leave its range.
-constexpr int kMergeLow = -8, kMergeHigh = 4;
+// them; above, what they make of x may leave its range.
+constexpr int kMergeLow = -14, kMergeHigh = 4;
 
 // The Kronecker product of some neighbours, a matrix without gaps; or its gradient, where those of the factors are wanted.
 struct KronMergeProduct {

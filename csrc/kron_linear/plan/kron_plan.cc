@@ -27,7 +27,8 @@ constexpr double kMerge = 2500;      // ns of a launch that multiplies two facto
 constexpr double kMagnitude = 1.5;   // ns more for each element of such factors of float16, the largest of which it finds
 constexpr double kRearrange = 1500;  // ns of a launch that copies
 constexpr int kLeastMerged = 64, kMostMerged = 576, kMostMergedF16 = 512;  // rows and columns of their product
-constexpr double kEnough = 1 << 20;                                        // elements that it is worth it for
+constexpr std::int64_t kMostUndoing = 1 << 12;  // elements of a factor that has the power of two that undoes that of a product
+constexpr double kEnough = 1 << 20;             // elements that it is worth it for
 // By which a chain of groups must be faster than one of GEMMs, the last factor first, and one of both than fused kernels, to be
 // chosen.
 constexpr double kMargin = 1.05;
@@ -161,6 +162,14 @@ double overlap(const KronGroup& group, const KronGroup& next, DType dtype) {
   return size_of(dtype) == 2 ? kOverlapHalves : kOverlap;
 }
 
+// Whether a factor other than `first` and the next one is small enough to undo the power of two of their product: of two that make
+// a product as well, one always is.
+bool has_undoing(const KronProblem& problem, int first) {
+  for (int k = 0; k < static_cast<int>(problem.sizes.size()); ++k)
+    if (k != first && k != first + 1 && problem.sizes[k].out * problem.sizes[k].in <= kMostUndoing) return true;
+  return false;
+}
+
 struct Chain {
   std::vector<KronGroup> groups;
   double nanoseconds = INFINITY;
@@ -184,9 +193,9 @@ Chains cheapest_chains(const KronProblem& problem, const KronDevice& device) {
       const bool slow = !fused || candidates[0].has<KronOneProduct>() || candidates[0].has<KronOneDots>() ||
                         (candidates[0].has<KronFwdParams>() && problem.dtype == kFloat64);
       if (end == i + 1) candidates.push_back(plan_gemm(part, how_in_chain(part), device));
-      if (end == i + 2 && (problem.dtype == kBFloat16 || (problem.dtype == kFloat16 && n > 2))) {
+      if (end == i + 2 && (problem.dtype == kBFloat16 || (problem.dtype == kFloat16 && has_undoing(problem, i)))) {
         // One product with both takes less than two passes over memory. That of float16 may leave its range, and is multiplied by a
-        // power of two that other factors undo.
+        // power of two that another factor undoes.
         KronProblem merged = part;
         const KronSize size = {part.sizes[0].out * part.sizes[1].out, part.sizes[0].in * part.sizes[1].in};
         merged.sizes = {size};

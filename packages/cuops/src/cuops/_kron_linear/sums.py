@@ -75,9 +75,14 @@ def _parted(t: Tensor, parts: int) -> Tensor:
     return t.reshape(parts, -1, size).mT if inner == 1 else t.reshape(size, parts, -1).transpose(0, 1)
 
 
+def _sums_in_float16() -> bool:
+    """Whether the vendor's GEMM may add up in float16, which then gives nothing else."""
+    return bool(getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False))
+
+
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
     """a @ b, or a batch of such products, of this dtype where PyTorch has it for 16 bits."""
-    if dtype in (None, a.dtype) or not HAS_WIDE_PRODUCTS:
+    if dtype in (None, a.dtype) or not HAS_WIDE_PRODUCTS or (a.dtype == torch.float16 and _sums_in_float16()):
         return a @ b
     return torch.mm(a, b, out_dtype=dtype) if a.ndim == 2 else torch.bmm(a, b, out_dtype=dtype)
 
