@@ -208,6 +208,53 @@ def test_numpy_arrays_go_through_the_gpu_in_chunks(
     run(installation, code, LIBRARIES=driver)
 
 
+def test_the_number_of_chunks_is_not_that_of_the_machines_cores(
+    installation: Installation, driver: Path, tmp_path: Path
+):
+    log = tmp_path / "log"
+    run(
+        installation,
+        "import cuops, numpy; cuops.rms_norm(numpy.ones((600, 1024), 'f4'))",
+        LIBRARIES=driver,
+        STAND_IN_LOG=log,
+    )
+    assert sum(line.startswith("launch") for line in log.read_text().splitlines()) == 10  # of 64 rows
+
+
+def test_a_gpu_that_has_memory_for_one_chunk_at_a_time_is_enough(installation: Installation, driver: Path):
+    code = """
+        import ctypes, cuops, numpy
+        x = numpy.random.default_rng(0).standard_normal((5000, 1024)).astype("f4")
+        want = x / numpy.sqrt((x ** 2).mean(1, keepdims=True) + 1e-6)
+        assert cuops.rms_norm_(x) is x
+        numpy.testing.assert_allclose(x, want, rtol=1e-5)
+        whole = x.copy()
+        try:
+            cuops.rms_norm_(numpy.broadcast_to(x[:1], (3, 1024)).repeat(600, 1).copy())  # rows of 2.4 MB
+        except cuops.errors.CudaError as error:
+            assert "OUT_OF_MEMORY" in str(error)
+        else:
+            raise SystemExit("no error")
+        numpy.testing.assert_array_equal(x, whole)
+        cuops.rms_norm_(x)
+        assert ctypes.CDLL("libcuda.so.1").stand_in_context_depth() == 0
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_MEMORY=4_500_000)  # two of 512 rows, in and out
+
+
+def test_memory_that_waits_for_calls_is_bounded(installation: Installation, driver: Path):
+    code = """
+        import ctypes, cuops, numpy
+        from concurrent.futures import ThreadPoolExecutor
+        x = numpy.ones((2, 5_000_000), "f4")  # 80 MB in and out
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: cuops.rms_norm(x), range(8)))
+        kept = ctypes.CDLL("libcuda.so.1").stand_in_allocated()
+        assert kept <= 128 << 20, kept
+    """
+    run(installation, code, LIBRARIES=driver)
+
+
 def test_memory_for_rows_that_are_large_is_bounded_and_given_back(installation: Installation, driver: Path):
     code = """
         import ctypes, cuops, numpy

@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::int64_t kLargestChunk = 2 << 20, kSmallestChunk = 256 << 10;  // bytes; a chunk holds at least one row
 constexpr unsigned kMaxWorkers = 12;                                         // enough to fill staging as fast as PCIe empties it
-constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 64 << 20;    // of all lanes of a call, of one that is kept
+constexpr std::int64_t kMostBytes = 256 << 20, kMostKeptBytes = 128 << 20;   // of all lanes of a call, of those that are kept
+constexpr std::int64_t kMostTogether = 64 << 20;                             // of rows that go together so as to begin alike
 constexpr std::int64_t kAlignment = 256;                                     // of every array in a lane
 constexpr std::int64_t kVector = 16;                                         // bytes that kernels move at once
 
@@ -29,7 +30,7 @@ class Lane {
     check(driver().StreamCreate(&stream, 1), "cuStreamCreate");
   }
   Lane(const Lane&) = delete;
-  ~Lane() {                              // after a failure, or where it is too large to keep
+  ~Lane() {                              // after a failure, or where too much is kept
     driver().StreamSynchronize(stream);  // copies under way may be of the caller's memory
     if (on_device) driver().MemFree(on_device);
     if (on_host) driver().MemFreeHost(on_host);
@@ -73,10 +74,13 @@ class LanePool {
     if (free.empty()) return std::make_unique<Lane>(device);
     auto lane = std::move(free.back());
     free.pop_back();
+    bytes_ -= lane->size();
     return lane;
   }
-  void give(int device, std::unique_ptr<Lane> lane) {
+  void give(int device, std::unique_ptr<Lane> lane) {  // or lets it end, where too much is kept
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (bytes_ + lane->size() > kMostKeptBytes) return;
+    bytes_ += lane->size();
     free_of(device).push_back(std::move(lane));
   }
 
@@ -87,6 +91,7 @@ class LanePool {
   }
   std::mutex mutex_;
   std::vector<std::vector<std::unique_ptr<Lane>>> free_;
+  std::int64_t bytes_ = 0;
 };
 
 LanePool& pool() {
@@ -156,12 +161,12 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
       if (array.bytes >= kVector) together = std::max(together, kVector / std::gcd(kVector, array.bytes));
     }
   }
-  const unsigned most_workers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxWorkers);
-  // As many chunks as workers, where that is no more than a chunk may be: with one more, one of them would have two.
+  // As many chunks as the most workers, where that is no more than a chunk may be: with one more, one of them would have two. Fewer
+  // workers have as many, as kernels are chosen, and sums added up, by a chunk's rows.
   const std::int64_t largest = std::max<std::int64_t>(kLargestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
   const std::int64_t smallest = std::max<std::int64_t>(kSmallestChunk / std::max<std::int64_t>(row_bytes, 1), 1);
-  const std::int64_t wanted = std::clamp(ceil_div(rows, most_workers), smallest, largest);
-  const std::int64_t chunk = std::min(rows, together * row_bytes <= kMostKeptBytes ? round_up(wanted, together) : wanted);
+  const std::int64_t wanted = std::clamp(ceil_div(rows, kMaxWorkers), smallest, largest);
+  const std::int64_t chunk = std::min(rows, together * row_bytes <= kMostTogether ? round_up(wanted, together) : wanted);
   const std::int64_t chunks = ceil_div(rows, chunk);
 
   auto slots_of = [&](const std::vector<HostRows>& arrays) {
@@ -182,6 +187,27 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
     if (!page_locked) staged_bytes = lane_bytes;
   }
 
+  auto new_lane = [&] {
+    const RelaxedCapture relaxed;  // of another thread's graph
+    auto lane = pool().take(device);
+    lane->reserve(lane_bytes, staged_bytes);
+    return lane;
+  };
+  // One lane is enough, and is there before anything is written. Others that there is no memory for are done without.
+  std::mutex mutex;
+  std::unique_ptr<Lane> first_lane = new_lane();
+  auto lane_of_worker = [&]() -> std::unique_ptr<Lane> {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (first_lane) return std::move(first_lane);
+    }
+    try {
+      return new_lane();
+    } catch (...) {
+      return nullptr;
+    }
+  };
+
   std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr failure;
@@ -189,9 +215,9 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
     if (failed) return;
     try {
       const ContextGuard worker_context(device);
-      const RelaxedCapture relaxed;  // of another thread's graph
-      auto lane = pool().take(device);
-      lane->reserve(lane_bytes, staged_bytes);
+      const RelaxedCapture relaxed;
+      auto lane = lane_of_worker();
+      if (!lane) return;
       std::vector<CUdeviceptr> in, out;
       for (const Slot& slot : ins) in.push_back(lane->on_device + slot.offset);
       for (const Slot& slot : outs) out.push_back(lane->on_device + slot.offset);
@@ -206,13 +232,14 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
           copy_rows(slot.at(first), slot.rows.stride, lane->on_host + slot.offset, slot.rows.bytes, count, slot.rows.bytes);
         }
       }
-      if (!failed && lane->size() <= kMostKeptBytes) pool().give(device, std::move(lane));
+      if (!failed) pool().give(device, std::move(lane));
     } catch (...) {
       if (!failed.exchange(true)) failure = std::current_exception();
     }
   };
   const std::int64_t fitting = std::max<std::int64_t>(kMostBytes / std::max<std::int64_t>(lane_bytes, 1), 1);
-  run_together(static_cast<unsigned>(std::min({std::int64_t{most_workers}, chunks, fitting})) - 1, work);
+  const std::int64_t most_workers = std::clamp(std::thread::hardware_concurrency(), 1u, kMaxWorkers);
+  run_together(static_cast<unsigned>(std::min({most_workers, chunks, fitting})) - 1, work);
   if (failure) std::rethrow_exception(failure);
 }
 

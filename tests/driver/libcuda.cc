@@ -3,7 +3,7 @@
 // the blocks that a cluster has room for, describe it; a launch with more shared memory than that capability has is refused.
 // STAND_IN_FAIL, like cuLaunchKernelEx=719, makes a function fail with that result; STAND_IN_LOG names a file for a line on every
 // load and launch, STAND_IN_IMAGE one for the last image loaded, up to the table of sections. STAND_IN_PAGE_LOCKED (0) is 1 where
-// all memory of the host is page-locked, 2 where the first 8 bytes of each array are.
+// all memory of the host is page-locked, 2 where the first 8 bytes of each array are. STAND_IN_MEMORY is how many bytes there are.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ Context contexts[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 thread_local Context* stack[64];
 thread_local int depth = 0;
 int64_t allocated = 0, most_allocated = 0, pinned_blocks = 0;
-constexpr int kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kNotFound = 500;
 constexpr int kImplicitCapture = 906;  // of the default stream, as if another one was being captured
 
 int setting(const char* name, int otherwise) {
@@ -284,10 +284,14 @@ DRIVER(cuLaunchKernel, void* function, unsigned blocks, unsigned, unsigned, unsi
 DRIVER(cuMemAlloc_v2, void** at, size_t bytes) {
   MAY_FAIL;
   if (depth == 0) return kInvalidContext;
+  const int64_t now = __atomic_add_fetch(&allocated, bytes, __ATOMIC_SEQ_CST);
+  if (getenv("STAND_IN_MEMORY") && now > setting("STAND_IN_MEMORY", 0)) {
+    __atomic_sub_fetch(&allocated, bytes, __ATOMIC_SEQ_CST);
+    return kOutOfMemory;
+  }
   auto* block = static_cast<size_t*>(calloc(1, bytes + 256));
   *block = bytes;
   *at = block + 32;
-  const int64_t now = __atomic_add_fetch(&allocated, bytes, __ATOMIC_SEQ_CST);
   int64_t most = __atomic_load_n(&most_allocated, __ATOMIC_SEQ_CST);
   while (now > most && !__atomic_compare_exchange_n(&most_allocated, &most, now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
   }
