@@ -38,12 +38,15 @@ def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # typ
     if 0 in sizes:
         return out
     device = _backend.gpu_for_host_arrays()
-    if device is not None and out.flags.c_contiguous and _arguments.dtype_name(out.dtype) != "bfloat16":
+    if device is not None and _arguments.dtype_name(out.dtype) != "bfloat16":
+        x = out if out.flags.c_contiguous else np.empty(sizes, out.dtype)
         wide = _arguments.accumulator(out.dtype.name)
         whole = [_dlpack.host_view(a, a.dtype if a.dtype == out.dtype else wide) for a in (mu, sigma)]
         bounds = [None if a is None else _dlpack.host_view(a, out.dtype) for a in (low, high)]
         layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic, device
-        _backend.library().sample_normal_fwd_host(out, *whole, *bounds, draw.seed, *layout)
+        _backend.library().sample_normal_fwd_host(x, *whole, *bounds, draw.seed, *layout)
+        if x is not out:
+            out[...] = x
         return out
     reference.sample_normal_numpy(mu, sigma, low, high, draw, out)
     return out

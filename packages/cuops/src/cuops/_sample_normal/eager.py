@@ -68,6 +68,8 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         return None
     state = None
     if type(seed) is Tensor and generator is None:
+        if not seed.is_contiguous():
+            return None
         state, seed = seed, 0
     elif seed is not None:
         if generator is not None or type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
@@ -94,13 +96,23 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
             draw = replays, host_seed(), 0, start, sample_dim, shared, antithetic
             _library_fwd()(x, mu, sigma, value, None, None, None, *draw)
             return x
-        if seed >> 63:
-            seed -= 1 << 64
-        _library_fwd()(
-            x, mu, sigma, value, None, None, None, 0, seed, offset >> 2, start, sample_dim, shared, antithetic
-        )  # fmt: skip
-        taken.set_offset(offset + 4)
+        taken.set_offset(offset + 4)  # before others go on: the first call may take long
+    if seed >> 63:
+        seed -= 1 << 64
+    try:
+        draw = 0, seed, offset >> 2, start, sample_dim, shared, antithetic
+        _library_fwd()(x, mu, sigma, value, None, None, None, *draw)
+    except BaseException:
+        _take_back(taken, offset)
+        raise
     return x
+
+
+def _take_back(generator: torch.Generator, offset: int) -> None:
+    """Leaves a generator as it was before a call that failed, unless others have drawn since."""
+    with advancing:
+        if generator.get_offset() == offset + 4:
+            generator.set_offset(offset)
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def random_state(device: torch.device, generator: Any, seed: Any, traced: bool) 
     """(state, seed, stream) as operators take them; a generator is advanced, unless the call is `traced`."""
     expect_random_state(device, generator, seed)
     if isinstance(seed, Tensor):
-        return seed, 0, 0
+        return seed.contiguous(), 0, 0
     if seed is not None:
         return None, checks.seed(seed), 0
     recorded = traced or torch._C._get_tracing_state() is not None
