@@ -259,6 +259,7 @@ def load(backend: Backend) -> Any:
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here
     _check_size(backend)
     _check_ffi()
+    is_hidden = "torch" in sys.modules and torch is None  # by who wants none
     if not is_usable:  # tvm_ffi would import one that is damaged, and fail of it
         sys.modules["torch"] = None  # type: ignore[assignment]
     try:
@@ -266,7 +267,7 @@ def load(backend: Backend) -> Any:
     except Exception as error:  # as its files may be in any state
         raise errors.DamagedBackendError(f"apache-tvm-ffi does not import: {error}", REINSTALL_FFI) from None
     finally:
-        if not is_usable:
+        if not is_usable and not is_hidden:
             sys.modules.pop("torch", None)  # threads may come here at once
 
     for name, cls in errors.from_library().items():
