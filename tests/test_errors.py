@@ -166,6 +166,19 @@ def test_damage_is_named_with_what_fixes_it(damage, command, said, installation:
     assert kind == ("BackendNotFoundError" if "no backend" in said else "DamagedBackendError")
 
 
+@pytest.mark.parametrize("environment", [{}, {"LIBRARIES": "driver"}], ids=["without a GPU", "with one"])
+def test_the_doctor_finds_bytes_that_are_not_the_wheels(environment, installation: Installation, driver: Path):
+    (library,) = installation.folder.glob("cuops_cu121/libcuops.so")
+    content = bytearray(library.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 9] = b"corrupted"
+    library.write_bytes(content)
+    code = "from cuops.cli import main; raise SystemExit(main(['doctor', '--allow-no-gpu']))"
+    done = installation.run(code, **dict.fromkeys(environment, driver))
+    assert done.returncode == 18
+    assert "libcuops.so has other bytes than in its wheel" in done.stdout
+    assert re.search(f"{REINSTALL} cuops-cu121{VERSION}", done.stdout)
+
+
 @pytest.mark.parametrize("damaged", ["cu118", "cu121"])
 def test_a_damaged_backend_leaves_the_others_usable(
     damaged, installation: Installation, backend_wheel: Path, driver: Path

@@ -162,13 +162,23 @@ def install(name: str, options: str = "") -> str:
         core = core_version()
     except errors.DamagedBackendError:  # the core is not installed, but imported from its sources
         return f"pip install {options}cuops-{name}"
-    index = f" --extra-index-url {NIGHTLIES}" if ".dev" in core else ""
-    return f"pip install {options}cuops-{name}=={core}{index}"
+    return f"pip install {options}cuops-{name}=={core}{_index(core)}"
+
+
+def _index(core: str) -> str:
+    """The option for where nightly versions are, of such a version."""
+    return f" --extra-index-url {NIGHTLIES}" if ".dev" in core else ""
 
 
 def reinstall(name: str) -> str:
     """The command that repairs a backend."""
     return install(name, "--force-reinstall --no-deps ")
+
+
+def reinstall_core() -> str:
+    """The command that repairs the core, and leaves what else is installed as it is."""
+    core = core_version()
+    return f"pip install --force-reinstall --no-deps cuops=={core}{_index(core)}"
 
 
 def check_version(backend: Backend) -> None:
@@ -181,8 +191,13 @@ def check_version(backend: Backend) -> None:
         )
 
 
-def _check_size(backend: Backend) -> None:
-    """Raises DamagedBackendError where the library is not as long as its wheel's: the dynamic linker would crash."""
+def check_library(backend: Backend, reads: bool = False) -> None:
+    """Raises DamagedBackendError where the library is not its wheel's: the dynamic linker would crash.
+
+    It is as long, that is; and with `reads` has the same bytes.
+    """
+    import base64
+    import hashlib
     from importlib import metadata
 
     try:
@@ -193,8 +208,13 @@ def _check_size(backend: Backend) -> None:
         if file.size is None or Path(str(file.locate())) != backend.library:
             continue
         size = backend.library.stat().st_size if backend.library.exists() else None
+        found = None
         if size != file.size:
             found = "is missing" if size is None else f"has {size} bytes, and {file.size} in its wheel"
+        elif reads and file.hash is not None and file.hash.mode == "sha256":
+            digest = base64.urlsafe_b64encode(hashlib.sha256(backend.library.read_bytes()).digest())
+            found = None if digest.decode().rstrip("=") == file.hash.value else "has other bytes than in its wheel"
+        if found:
             raise errors.DamagedBackendError(f"{backend.library} {found}", reinstall(backend.name))
 
 
@@ -257,7 +277,7 @@ def load(backend: Backend) -> Any:
     is_usable = hasattr(torch, "Tensor")
     if is_usable and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # or tvm_ffi would run a C++ compiler here
-    _check_size(backend)
+    check_library(backend)
     _check_ffi()
     is_hidden = "torch" in sys.modules and torch is None  # by who wants none
     if not is_usable:  # tvm_ffi would import one that is damaged, and fail of it

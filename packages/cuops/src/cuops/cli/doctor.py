@@ -12,6 +12,7 @@ Exit codes: the first of these that applies.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -64,8 +65,9 @@ class Examination:
             "torch": self._torch(),
             "tvm_ffi": self._version("apache-tvm-ffi"),
         }
-        with self._noting("pip install --force-reinstall tqdm"):
-            import tqdm  # noqa: F401
+        for package in ("numpy", "tqdm"):
+            with self._noting(f"pip install --force-reinstall {package}"):
+                importlib.import_module(package)
         self.report["backends"] = self._backends()
         self.report["driver"] = self._driver()
         self.report["gpus"] = self._gpus()
@@ -128,6 +130,7 @@ class Examination:
 
     def _images(self, backend: _backend.Backend, reinstall: str) -> int:
         """How many device images the library holds, after a check that each source has all of them."""
+        _backend.check_library(backend, reads=True)
         lines = [line.split() for line in str(_backend.load(backend).describe_images()).splitlines()]
         held = {(source, kind, int(capability)) for source, kind, capability, _ in lines}
         for source in {source for source, _, _ in held} | SELF_TESTS.keys():
@@ -159,7 +162,8 @@ class Examination:
         """The backend that operators will use, and why."""
         with self._noting(_backend.reinstall(_backend.suggested())):
             chosen = _backend.choose()
-            if not self.report["gpus"]:
+            intact = {backend["name"] for backend in self.report["backends"] if backend["images"]}
+            if not self.report["gpus"] or chosen.name not in intact:
                 return None
             why = f"the newest for a driver of CUDA {self.report['driver']['cuda']} and these GPUs"
             why = "CUOPS_BACKEND names it" if os.environ.get("CUOPS_BACKEND") else why
@@ -182,10 +186,11 @@ class Examination:
         self, operator: str, test: Callable[[int | None], dict[str, float]], place: int | None
     ) -> dict[str, Any]:
         where = "CPU" if place is None else f"GPU {place}"
-        reinstall = "pip install --force-reinstall cuops"
-        if place is not None:
-            reinstall = _backend.reinstall(self.report["choice"]["backend"])
         result: dict[str, Any] = {"operator": operator, "where": where, "passed": False}
+        reinstall = "pip install --force-reinstall cuops"  # where the core does not know its version
+        with self._noting(reinstall):
+            is_core = place is None
+            reinstall = _backend.reinstall_core() if is_core else _backend.reinstall(self.report["choice"]["backend"])
         with self._noting(reinstall):
             result["errors_in_epsilons"] = test(place)
             result["passed"] = all(error <= LIMIT for error in result["errors_in_epsilons"].values())
