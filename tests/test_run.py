@@ -118,6 +118,7 @@ def test_the_input_may_be_the_output(tmp_path, x):
     [
         (["missing.npy", "y.npy"], "missing.npy"),
         (["x.npy", "y.npy", "--eps", "-1"], "eps: expected a finite number of at least 0"),
+        (["x.npy", "y.npy", "--weight-offset", "1"], "--weight-offset: expected --weight as well"),
         (["x.npy", "y.npy", "--weight", "x.npy"], "weight: expected an array of 1 dimension, got 3"),
         (["x.npy", "y.npy", "--weight", "one.safetensors"], "weight: expected an array of 1 dimension, got 0"),
         (["x.npy", "y.npy", "--weight", ""], "No such file"),  # as of a variable that is not set
@@ -133,7 +134,7 @@ def test_the_input_may_be_the_output(tmp_path, x):
         (["x.npy", "w33.npy", "--weight", "w33.npy"], "w33.npy: is read here, too; name another file"),
         (["two.safetensors:a", "two.safetensors"], "two.safetensors: holds 2 tensors, of which one would be left"),
         (["x.npy", "two.safetensors"], "two.safetensors: holds 2 tensors, of which one would be left"),
-        (["two.safetensors", "y.npy"], "has 2 tensors; name one as two.safetensors:NAME, of a, b"),
+        (["two.safetensors", "y.npy"], "has 2 tensors; name one as two.safetensors:NAME, of 'a', 'b'"),
         (["two.safetensors:", "y.npy"], "has no tensor ''"),
         (["none.safetensors", "y.npy"], "none.safetensors: has no tensors"),
         (["two.safetensors:c", "y.npy"], "has no tensor 'c'"),
@@ -309,3 +310,17 @@ def test_no_file_that_is_read_is_written(tmp_path, capsys, operator, option, mor
     other = str(tmp_path / "other.npy")
     assert main(["run", operator, str(tmp_path / "x.npy"), other, option, other, *more]) == 1
     assert "is read here, too" in capsys.readouterr().err
+
+
+def test_of_many_tensors_a_message_has_the_nearest_names_or_the_first(tmp_path, capsys):
+    save_file({f"layers.{k}.\x1b[2Jweight": torch.ones(1) for k in range(300)}, tmp_path / "many.safetensors")
+    for name, says in (
+        ("layers.7.weight", "but 'layers.7.\\x1b[2Jweight'"),
+        ("other", "'layers.0.\\x1b[2Jweight', "),
+    ):
+        given = f"{tmp_path / 'many.safetensors'}:{name}"
+        assert main(["run", "rms_norm", given, str(tmp_path / "y.npy")]) == 1
+        said = capsys.readouterr().err
+        assert says in said
+        assert len(said) < 600
+    assert "and 292 more" in said

@@ -2,6 +2,7 @@
 
 import cuops
 import numpy as np
+import pytest
 import torch
 from cuops.cli import main, operands
 from safetensors.torch import load_file, save_file
@@ -61,3 +62,18 @@ def test_means_of_bfloat16(tmp_path):
     assert main(["run", "sample_normal", *files[:2], "--num-samples", "6", "--sigma", files[2]]) == 0
     want = cuops.sample_normal(mu, torch.from_numpy(sigma), 6, seed=0)
     torch.testing.assert_close(load_file(files[1])["mu"], want)
+
+
+@pytest.mark.parametrize(("antithetic", "counts"), [((), [4, 4, 2]), (("--antithetic",), [8, 2])])
+def test_chunks_are_of_whole_groups_of_samples(tmp_path, monkeypatch, antithetic, counts):
+    np.save(tmp_path / "mu.npy", np.zeros(5))
+    monkeypatch.setattr(operands, "CHUNK_BYTES", 1)
+    drawn, draw = [], cuops.sample_normal
+    monkeypatch.setattr(
+        cuops, "sample_normal", lambda mu, **given: drawn.append(given["num_samples"]) or draw(mu, **given)
+    )
+    files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
+    assert main(["run", "sample_normal", *files, "--num-samples", "10", *antithetic]) == 0
+    assert drawn == [0, *counts]
+    x = draw(np.zeros(5), 1.0, 10, seed=0, antithetic=bool(antithetic))
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), x)

@@ -108,7 +108,7 @@ def chosen(options: argparse.Namespace, kinds: str = "KINDS") -> list[Case]:
     `kinds` names the operator's list of them: KINDS are those that are measured.
     """
     if failure:
-        raise CuopsError(f"PyTorch does not import: {failure}", "pip install --force-reinstall torch")
+        raise CuopsError(f"PyTorch is installed and does not serve: {failure}", "pip install --force-reinstall torch")
     if torch is None:
         raise CuopsError("PyTorch is not installed", "pip install torch")
     from .._bench.case import DTYPES, Case, module_of

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import itertools
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 
 # The dtypes of the safetensors format, https://github.com/huggingface/safetensors#format. NumPy holds BF16 as 16 bits.
+MOST_NAMED = 8  # tensors, in a message
 SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -52,14 +55,21 @@ def read(location: str) -> FileArray:
     return FileArray(values, values.dtype.name, "x")
 
 
+def _some(names: Collection[str]) -> str:
+    """The first of these names, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(repr, itertools.islice(names, MOST_NAMED))) + more
+
+
 def _read_safetensors(path: Path, name: str | None) -> FileArray:
     header, start = _safetensors_header(path)
     if name is None and len(header) == 1:
         name = next(iter(header))
     if name is None:
-        raise ValueError(f"{path}: has {len(header)} tensors; name one as {path}:NAME, of {', '.join(header)}")
+        raise ValueError(f"{path}: has {len(header)} tensors; name one as {path}:NAME, of {_some(header)}")
     if name not in header:
-        raise ValueError(f"{path}: has no tensor {name!r}, only {', '.join(header)}")
+        near = difflib.get_close_matches(name, header, 5)
+        raise ValueError(f"{path}: has no tensor {name!r}, but {_some(near) if near else _some(header)}")
     entry = header[name]
     try:
         letters, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]

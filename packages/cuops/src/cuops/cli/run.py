@@ -41,6 +41,7 @@ class RowOperator:
         parameters: arguments that are one array, each a file.
         lists: arguments that are a list of arrays, by the option that is given once for each file.
         numbers: arguments that are a number, and what the help says of them.
+        numbers_of: of these, the ones that do nothing without a parameter, and which.
         one_dtype: whether all of them have that of x.
     """
 
@@ -48,6 +49,7 @@ class RowOperator:
     parameters: tuple[str, ...] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers_of: Mapping[str, str] = field(default_factory=dict)
     one_dtype: bool = False
 
     def default(self, parameter: str) -> Any:
@@ -63,6 +65,7 @@ OPERATORS: dict[str, RowOperator | ModuleType] = {
             "eps": "added to the mean of squares",
             "weight_offset": "added to the weight; a negative number as --weight-offset=-1e-3",
         },
+        numbers_of={"weight_offset": "weight"},
     ),
     "kron_linear": RowOperator(cuops.kron_linear, parameters=("bias",), lists={"factor": "factors"}, one_dtype=True),
     "sample_normal": run_sample_normal,
@@ -98,6 +101,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Runs the operator; says what ran where."""
+    import tqdm  # noqa: F401  before the clock starts
+
     from .files import read, spare, writing
 
     options.operator = SHORT_NAMES.get(options.operator, options.operator)
@@ -113,6 +118,9 @@ def main(options: argparse.Namespace) -> int:
         return operands.parameter(array, x)
 
     given = {name: location for name in operator.parameters if (location := getattr(options, name)) is not None}
+    for number, of in operator.numbers_of.items():
+        if getattr(options, number) and of not in given:
+            raise ValueError(f"--{number.replace('_', '-')}: expected --{of} as well, without which it does nothing")
     keywords = {name: parameter(location) for name, location in given.items()}
     for name, values in keywords.items():
         _arguments.array(name, values)

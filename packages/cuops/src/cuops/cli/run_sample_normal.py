@@ -12,6 +12,8 @@ import cuops
 from .._sample_normal import checks
 from . import operands
 
+GROUP = 4  # samples that share the work of their random numbers
+
 
 def arguments(command: argparse.ArgumentParser) -> None:
     """The options beside the two files."""
@@ -28,6 +30,8 @@ def arguments(command: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Draws (..., N, d) from IN, (..., d), into OUT; says what ran where."""
+    from tqdm import tqdm
+
     from .files import read, spare, writing
 
     mu = operands.read_rows(options.input)
@@ -52,14 +56,20 @@ def main(options: argparse.Namespace) -> int:
     *leading, _, d = cuops.sample_normal(means, num_samples=0, start=options.start, **keywords).shape
     checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
     shape, start = (*leading, options.num_samples, d), time.perf_counter()
-    step = max(1, operands.CHUNK_BYTES // max(math.prod((*leading, d)) * mu.values.itemsize, 1))
-    with writing(options.output, shape, mu.dtype, mu.name) as out:
+    together = 2 * GROUP if options.antithetic else GROUP
+    step = operands.CHUNK_BYTES // max(math.prod((*leading, d)) * mu.values.itemsize, 1)
+    step = max(together, step // together * together)
+    nbytes = math.prod(shape) * mu.values.itemsize
+    with (
+        writing(options.output, shape, mu.dtype, mu.name) as out,
+        tqdm(total=nbytes, unit="B", unit_scale=True, delay=1, leave=False) as bar,
+    ):
         for first in range(0, options.num_samples, step):
             count = min(step, options.num_samples - first)
             x = cuops.sample_normal(means, num_samples=count, start=options.start + first, **keywords)
             out[..., first : first + count, :] = operands.stored(x, mu.dtype)
-    seconds, moved = time.perf_counter() - start, math.prod(shape) * mu.values.itemsize
-    operands.report("sample_normal", shape, mu.dtype, where, seconds, moved, options.output)
+            bar.update(nbytes // options.num_samples * count)
+    operands.report("sample_normal", shape, mu.dtype, where, time.perf_counter() - start, nbytes, options.output)
     return 0
 
 
