@@ -115,6 +115,40 @@ def test_a_wrong_implementation_is_not_timed():
     assert "cuops fails: wrong result" in report.comparison([record])
 
 
+@pytest.mark.parametrize(("of_roof", "is_doubted"), [(1.3, False), (17.7, True)])
+def test_times_beyond_what_memory_allows_are_doubted(of_roof, is_doubted):
+    record = {"dtype": "float32", "shape": (4, 48), "roof_us": 7.0}
+    record["results"] = {"cuops": {"us": 7.0 / of_roof, "of_roof": of_roof}}
+    assert ("not to be relied on" in report.comparison([record])) == is_doubted
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_a_factor_whose_terms_cancel_are_not_wrong(dtype):
+    case = Case("kron_linear", "backward", (3, 5, 3, 1), dtype)
+    functions, operator = available("kron_linear", "cpu", ["torch.compile"]), case.module
+    for seed in range(120):
+        torch.manual_seed(seed)
+        arguments = operator.inputs(case, "cpu")
+        for name in ("loop", "transposed", "cuops"):
+            computed = operator.results(case, functions[name], arguments)
+            errors = operator.errors(case, computed, arguments)
+            assert max(errors.values()) < case.tolerance, (seed, name, errors)
+    computed["dw3"] = computed["dw3"] + 1
+    assert operator.errors(case, computed, arguments)["dw3"] > case.tolerance
+
+
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_own_samples_of_tiny_draws_are_not_wrong(kind):
+    case = Case("sample_normal", kind, (1, 1), torch.float32)
+    for seed in range(3000):
+        torch.manual_seed(seed)
+        arguments = case.module.inputs(case, "cpu")
+        own = arguments["mu"] + arguments["sigma"] * torch.randn(1, 1)
+        assert case.module.errors(case, {"own": own}, arguments)["own"] == 0
+    far = arguments["mu"] + 9 * arguments["sigma"]
+    assert case.module.errors(case, {"own": far[None]}, arguments)["own"] == math.inf
+
+
 @pytest.mark.parametrize(
     ("times", "medians"),
     [([9, 10, 30, 11, 8, 12], (9, 11)), ([1, 10], (1, 10)), ([9, 30, 3], (9, 30, 3))],

@@ -136,7 +136,7 @@ def largest_errors(
     references: Iterable[tuple[slice, dict[str, torch.Tensor]]],
     terms: Callable[[str, slice], float] = lambda name, part: 1e-300,
 ) -> dict[str, float]:
-    """`largest_error` of each result; `terms`: of some rows of one that is no sum."""
+    """`largest_error` of each result; `terms`: of some rows of one, or of all that a sum adds up."""
     found: dict[str, float] = {}
     sums: dict[str, torch.Tensor] = {}
     for part, exact in references:
@@ -146,7 +146,8 @@ def largest_errors(
             else:
                 error = largest_error(computed[name][part], value, terms(name, part))
                 found[name] = max(found.get(name, 0.0), error)
-    return found | {name: largest_error(computed[name], exact) for name, exact in sums.items()}
+    whole = slice(None)
+    return found | {name: largest_error(computed[name], exact, terms(name, whole)) for name, exact in sums.items()}
 
 
 def available(operator: str, device: str, leave_out: Sequence[str] = ()) -> dict[str, Any]:

@@ -184,5 +184,13 @@ def references(case: Case, arguments: dict[str, torch.Tensor]) -> Iterator[tuple
 
 
 def errors(case: Case, computed: dict[str, torch.Tensor], arguments: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The largest error of each result, relative to the largest magnitude in it."""
-    return largest_errors(computed, references(case, arguments))
+    """The largest error of each result, relative to the largest magnitude in it, or to what terms of a dW add up to."""
+    x, grad = (arguments[name] for name in ("x", "grad" if "grad" in arguments else "x"))
+    # As factors keep magnitudes, and signs are random: of a few sums, all may nearly cancel.
+    each = torch.linalg.vector_norm(x, dtype=torch.float64) * torch.linalg.vector_norm(grad, dtype=torch.float64)
+
+    def terms(name: str, part: slice) -> float:
+        size = len(arguments[name[1:]]) if name.startswith("dw") else 0
+        return float(each / (size * x.numel()) ** 0.5) if size else 1e-300
+
+    return largest_errors(computed, references(case, arguments), terms)

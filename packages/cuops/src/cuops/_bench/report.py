@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -48,10 +49,20 @@ def _commit() -> str | None:
 def _git(*command: str) -> str | None:
     """What git prints, if it is there and succeeds."""
     try:
-        done = subprocess.run(["git", *command], capture_output=True, text=True)
-    except FileNotFoundError:
+        done = subprocess.run(["git", *command], capture_output=True, text=True, errors="replace")
+    except OSError:
         return None
     return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    """The name of this machine's processor, where it says one."""
+    try:
+        said = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        said = ""
+    named = re.search(r"^model name\s*:\s*(.+)$", said, re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def provenance(
@@ -70,7 +81,7 @@ def provenance(
             continue
     facts = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
         "python": platform.python_version(),
         "versions": versions,
         "commit": _commit(),
@@ -79,6 +90,8 @@ def provenance(
         "shapes": None if shapes is None else ["x".join(map(str, shape)) for shape in shapes],
         "dtypes": None if dtypes is None else list(dtypes),
     }
+    if device == "cpu":
+        facts["threads"] = torch.get_num_threads()
     if device == "cuda":
         facts["driver"] = _driver.release()
         facts["driver_cuda"] = ".".join(str(part) for part in _driver.cuda_version())
@@ -109,6 +122,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
+BEYOND_ROOF = 2  # times the speed of memory, which no kernel has
+DOUBT = (
+    "these times are not to be relied on, as some are beyond the roof: something else kept the device busy; "
+    "on a CPU, OMP_NUM_THREADS=1 helps"
+)
 FOOTNOTE = (
     "roof: this device's own copy, or fill, of as many bytes; "
     "to best peer: cuops's time / the fastest other's, below 1 is faster"
@@ -127,7 +145,9 @@ def comparison(records: Sequence[dict[str, Any]]) -> str:
         rows.append([*row, f"{record['to_best_peer']:.3f}" if "to_best_peer" in record else ""])
     text = table(["µs, fraction of the roof", "roof", *names, "to best peer"], rows)
     failures = {(name, r["failure"]) for record in records for name, r in record["results"].items() if "failure" in r}
-    return "\n".join([text, FOOTNOTE, *(f"{name} fails: {why}" for name, why in sorted(failures))])
+    ratios = [result["of_roof"] for r in records for result in r["results"].values() if "of_roof" in result]
+    doubts = [DOUBT] if max(ratios, default=0) > BEYOND_ROOF else []
+    return "\n".join([text, FOOTNOTE, *doubts, *(f"{name} fails: {why}" for name, why in sorted(failures))])
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
