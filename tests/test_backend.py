@@ -341,3 +341,28 @@ def test_driver_too_old_leaves_numpy_arrays_to_the_cpu_with_a_warning(
     """
     run(installation, code, LIBRARIES=driver, STAND_IN_VERSION=11040, STAND_IN_LOG=log)
     assert not log.exists()
+
+
+def test_samples_into_a_part_of_an_array_are_drawn_on_the_gpu(installation: Installation, driver: Path, tmp_path: Path):
+    log = tmp_path / "log"
+    code = """
+        import cuops, numpy
+        whole = numpy.full((3, 100, 4), 7.0)
+        part = whole[:, 50:]
+        assert cuops.sample_normal(numpy.zeros((3, 4)), 1.0, 50, seed=1, out=part) is part
+        assert (whole[:, :50] == 7).all()
+        assert not (part == 7).any()  # which this driver, that has no such kernel, leaves as memory was
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_LOG=log)
+    assert sum(line.startswith("launch") for line in log.read_text().splitlines()) == 1
+
+
+def test_pytorch_stays_hidden_where_it_was(installation: Installation, driver: Path):
+    code = """
+        import sys
+        sys.modules["torch"] = None
+        from cuops import _backend
+        _backend.library()
+        assert sys.modules["torch"] is None
+    """
+    run(installation, code, LIBRARIES=driver)

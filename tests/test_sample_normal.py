@@ -192,6 +192,9 @@ def test_a_seed_may_be_a_tensor_with_a_stream(device):
     assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=2**64 - 5), expected)
     assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=torch.tensor(-5, device=device)), expected)
     assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=torch.tensor([-5, 0], device=device)), expected)
+    columns = torch.tensor([[-5, 7], [0, 7]], device=device)
+    assert torch.equal(cuops.sample_normal(mu, sigma, 9, seed=columns[:, 0]), expected)
+    assert torch.equal(cuops.sample_normal(mu, 1.0, 9, seed=columns[:, 0]), cuops.sample_normal(mu, 1.0, 9, seed=-5))
     other = cuops.sample_normal(mu, sigma, 9, seed=torch.tensor([-5, 1], device=device))
     assert not (other == expected).any()
 

@@ -9,6 +9,7 @@ import cuops
 import numpy as np
 import pytest
 import torch
+from cuops._sample_normal import eager
 from sample_normal_samples import leaves, parameters
 from samples import DTYPES
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -333,3 +334,20 @@ def test_a_graph_has_samples_that_are_written_into_an_array(device):
 
     traced = make_fx(draw)(mu, out)
     assert torch.equal(traced(mu + 5, torch.empty_like(out)), cuops.sample_normal(mu + 5, 1.0, 4, seed=3))
+
+
+@gpu
+@pytest.mark.parametrize("others_draw", [False, True])
+def test_a_call_that_fails_takes_back_its_numbers_unless_others_have_drawn_since(others_draw, monkeypatch):
+    generator, mu = torch.Generator("cuda").manual_seed(1), torch.zeros(3, device="cuda")
+
+    def fails(*_):
+        if others_draw:
+            torch.rand(4, device="cuda", generator=generator)
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(eager, "_library_fwd", lambda: fails)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        cuops.sample_normal(mu, 1.0, 5, generator=generator)
+    assert (generator.get_offset() > 4) == others_draw
+    assert others_draw or generator.get_offset() == 0
