@@ -13,8 +13,10 @@ SIZES = [(64, 64), (64, 80), (86, 128), (112, 128)]  # hidden sizes 4096, 5120, 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--tokens", type=int, default=16)
 parser.add_argument("--device", default="cpu")
-parser.add_argument("--dtype", default="float32")
+parser.add_argument("--dtype", default="float32", choices=["float64", "float32", "float16", "bfloat16"])
 args = parser.parse_args()
+if args.tokens < 1:
+    parser.error(f"--tokens: expected at least 1, got {args.tokens}")
 
 
 def rotation(n: int) -> torch.Tensor:

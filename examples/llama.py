@@ -6,7 +6,6 @@ import time
 
 import cuops
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--hidden-size", type=int, default=64)
@@ -18,6 +17,8 @@ parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 if args.steps < 2:
     parser.error(f"--steps: expected at least 2, of which the first is not timed, got {args.steps}")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402  pip install transformers
 
 torch.manual_seed(0)
 heads = max(args.hidden_size // 128, 2)

@@ -15,6 +15,9 @@ parser.add_argument("--tokens", type=int, default=16, help="in a sequence")
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
+for name in ("batch", "tokens", "steps"):
+    if getattr(args, name) < 1:
+        parser.error(f"--{name}: expected at least 1, got {getattr(args, name)}")
 if args.small < 1 or args.hidden_size % args.small != 0:
     parser.error(f"--small: expected a divisor of the hidden size {args.hidden_size}, got {args.small}")
 

@@ -152,8 +152,8 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
                  const ComputeChunk& compute) {
   if (rows == 0) return;
   const ContextGuard context(device);
-  // Rows that chunks have a multiple of: each then starts as far from a whole vector as in an array that is whole, and has its sums
-  // added up in the same order, however many chunks there are.
+  // Rows that chunks have a multiple of: each then starts as far from a whole vector as in an array that is whole, where a kernel
+  // adds up its sums in the same order.
   std::int64_t row_bytes = 0, together = 1;
   for (const auto* arrays : {&inputs, &outputs}) {
     for (const HostRows& array : *arrays) {
