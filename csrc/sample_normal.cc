@@ -10,6 +10,8 @@
 namespace cuops {
 namespace {
 
+constexpr std::int64_t kMostInRow = 1 << 22;  // samples of a column that are on the GPU at a time
+
 bool expect_wide(TensorView t, const char* name, DType dtype) {
   const DType got = dtype_of(t, name);
   if (got != dtype && got != accumulator_of(dtype)) {
@@ -71,38 +73,47 @@ void sample_normal_fwd_host(TensorView out, TensorView mu, TensorView sigma, Opt
                                    low.has_value() ? upload(memory[2], *low, "low") : nullptr,
                                    high.has_value() ? upload(memory[3], *high, "high") : nullptr};
   const int sizes[] = {size_of(dtype_of(mu, "mu")), size_of(dtype_of(sigma, "sigma")), size, size};
-  const std::int64_t row = p.along_columns ? p.num_samples : p.dim, rows = p.columns * p.num_samples / row;
-  const HostRows host_out{static_cast<char*>(p.samples), row * size, row * size};
-  stream_rows(static_cast<int>(device), rows, {}, {host_out},
+  auto draw = [&](std::int64_t column, std::int64_t columns, std::int64_t dim, std::int64_t sample, std::int64_t samples, char* at,
+                  CUstream stream) {
+    SampleNormalParams part = p;
+    auto from = [&](int i, bool one) { return on_device[i] + (one ? 0 : column * sizes[i]); };
+    part.mu = from(0, p.one_mu);
+    part.sigma = from(1, p.one_sigma);
+    if (p.low != nullptr) {
+      part.low = from(2, p.one_low);
+      part.high = from(3, p.one_high);
+    }
+    part.samples = at;
+    part.columns = columns;
+    part.dim = dim;
+    part.first_column = column;
+    part.num_samples = samples;
+    part.start = p.start + sample;
+    set_groups(&part);
+    launch_fwd(part, dtype, static_cast<int>(device), stream);
+  };
+  char* const samples = static_cast<char*>(p.samples);
+  if (p.along_columns) {  // a row has all samples of a column: many go by parts
+    for (std::int64_t sample = 0; sample < p.num_samples; sample += kMostInRow) {
+      const std::int64_t some = std::min<std::int64_t>(kMostInRow, p.num_samples - sample);
+      stream_rows(static_cast<int>(device), p.columns, {}, {{samples + sample * size, p.num_samples * size, some * size}},
+                  [&](const CUdeviceptr*, const CUdeviceptr* to, std::int64_t first, std::int64_t count, CUstream stream) {
+                    draw(first, count, count, sample, some, reinterpret_cast<char*>(to[0]), stream);
+                  });
+    }
+    return;
+  }
+  const std::int64_t rows = p.columns * p.num_samples / p.dim;
+  stream_rows(static_cast<int>(device), rows, {}, {{samples, p.dim * size, p.dim * size}},
               [&](const CUdeviceptr*, const CUdeviceptr* to, std::int64_t first, std::int64_t count, CUstream stream) {
-                auto draw = [&](std::int64_t column, std::int64_t columns, std::int64_t dim, std::int64_t sample,
-                                std::int64_t samples, char* at) {
-                  SampleNormalParams part = p;
-                  auto from = [&](int i, bool one) { return on_device[i] + (one ? 0 : column * sizes[i]); };
-                  part.mu = from(0, p.one_mu);
-                  part.sigma = from(1, p.one_sigma);
-                  if (p.low != nullptr) {
-                    part.low = from(2, p.one_low);
-                    part.high = from(3, p.one_high);
-                  }
-                  part.samples = at;
-                  part.columns = columns;
-                  part.dim = dim;
-                  part.first_column = column;
-                  part.num_samples = samples;
-                  part.start = p.start + sample;
-                  set_groups(&part);
-                  launch_fwd(part, dtype, static_cast<int>(device), stream);
-                };
                 char* at = reinterpret_cast<char*>(to[0]);
-                if (p.along_columns) return draw(first, count, count, 0, p.num_samples, at);
                 while (count > 0) {  // a chunk may have rows of several distributions: of the first and the last one a part
                   const std::int64_t batch = first / p.num_samples, sample = first % p.num_samples;
                   const std::int64_t whole = sample == 0 ? count / p.num_samples : 0;
-                  const std::int64_t samples = whole > 0 ? p.num_samples : std::min<std::int64_t>(count, p.num_samples - sample);
-                  const std::int64_t batches = std::max<std::int64_t>(whole, 1), drawn = batches * samples;
-                  draw(batch * p.dim, batches * p.dim, p.dim, sample, samples, at);
-                  at += drawn * row * size;
+                  const std::int64_t some = whole > 0 ? p.num_samples : std::min<std::int64_t>(count, p.num_samples - sample);
+                  const std::int64_t batches = std::max<std::int64_t>(whole, 1), drawn = batches * some;
+                  draw(batch * p.dim, batches * p.dim, p.dim, sample, some, at, stream);
+                  at += drawn * p.dim * size;
                   first += drawn;
                   count -= drawn;
                 }
