@@ -181,7 +181,8 @@ def rms_norm_(
         RuntimeError: x is a leaf that requires a gradient, as PyTorch raises it.
         ValueError: x is read-only, has fewer dimensions, has a stride that does not step over all that lies within, so
             that elements share memory, or is an inference tensor outside of inference mode; or as `rms_norm` raises it.
-        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it.
+        cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it. Where the
+            GPU fails during the call, some rows of a NumPy array may have been written.
     """
     dims = _check(x, weight, bias, None, eps, weight_offset, normalized_shape, None)
     if len(x.shape) < 2:
