@@ -228,18 +228,35 @@ def test_a_gpu_that_has_memory_for_one_chunk_at_a_time_is_enough(installation: I
         want = x / numpy.sqrt((x ** 2).mean(1, keepdims=True) + 1e-6)
         assert cuops.rms_norm_(x) is x
         numpy.testing.assert_allclose(x, want, rtol=1e-5)
-        whole = x.copy()
+        large = x[:3].repeat(600, 1)  # rows of 2.4 MB
+        before = large.copy()
         try:
-            cuops.rms_norm_(numpy.broadcast_to(x[:1], (3, 1024)).repeat(600, 1).copy())  # rows of 2.4 MB
+            cuops.rms_norm_(large)
         except cuops.errors.CudaError as error:
             assert "OUT_OF_MEMORY" in str(error)
         else:
             raise SystemExit("no error")
-        numpy.testing.assert_array_equal(x, whole)
+        numpy.testing.assert_array_equal(large, before)
         cuops.rms_norm_(x)
         assert ctypes.CDLL("libcuda.so.1").stand_in_context_depth() == 0
     """
-    run(installation, code, LIBRARIES=driver, STAND_IN_MEMORY=4_500_000)  # two of 512 rows, in and out
+    run(installation, code, LIBRARIES=driver, STAND_IN_MEMORY=4_500_000)  # two of 417 rows, in and out
+
+
+@pytest.mark.parametrize(
+    ("n", "weight", "memory"), [(614_400, "None", 7_500_000), (700_000, "ones(700_000)", 8_800_000)]
+)
+def test_memory_that_waits_for_calls_is_given_back_to_one_that_has_none(
+    installation: Installation, driver: Path, n: int, weight: str, memory: int
+):
+    code = f"""
+        import cuops, numpy
+        ones = lambda *shape: numpy.ones(shape, "f4")
+        for _ in range(3):
+            cuops.rms_norm(ones(5000, 1024))  # of which two cores keep 6.8 MB
+        numpy.testing.assert_allclose(cuops.rms_norm(ones(3, {n}), {weight}), 1, rtol=1e-5)
+    """
+    run(installation, code, LIBRARIES=driver, STAND_IN_MEMORY=memory)
 
 
 def test_memory_that_waits_for_calls_is_bounded(installation: Installation, driver: Path):

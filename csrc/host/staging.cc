@@ -83,6 +83,12 @@ class LanePool {
     bytes_ += lane->size();
     free_of(device).push_back(std::move(lane));
   }
+  void release(int device) {  // whose context is current
+    std::vector<std::unique_ptr<Lane>> released;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    released.swap(free_of(device));
+    for (const auto& lane : released) bytes_ -= lane->size();
+  }
 
  private:
   std::vector<std::unique_ptr<Lane>>& free_of(int device) {
@@ -195,7 +201,14 @@ void stream_rows(int device, std::int64_t rows, const std::vector<HostRows>& inp
   };
   // One lane is enough, and is there before anything is written. Others that there is no memory for are done without.
   std::mutex mutex;
-  std::unique_ptr<Lane> first_lane = new_lane();
+  std::unique_ptr<Lane> first_lane;
+  try {
+    first_lane = new_lane();
+  } catch (...) {  // as what waits for other calls takes the memory
+    const RelaxedCapture relaxed;
+    pool().release(device);
+    first_lane = new_lane();
+  }
   auto lane_of_worker = [&]() -> std::unique_ptr<Lane> {
     {
       const std::lock_guard<std::mutex> lock(mutex);
@@ -250,7 +263,10 @@ DeviceMemory::~DeviceMemory() {
 
 void* DeviceMemory::upload(const void* from, std::size_t bytes, int device) {
   const RelaxedCapture relaxed;
-  check(driver().MemAlloc(&at_, bytes), "cuMemAlloc");
+  if (driver().MemAlloc(&at_, bytes) != 0) {
+    pool().release(device);
+    check(driver().MemAlloc(&at_, bytes), "cuMemAlloc");
+  }
   auto lane = pool().take(device);  // the default stream would break a capture on a stream that waits for it
   check(driver().MemcpyHtoDAsync(at_, from, bytes, lane->stream), "cuMemcpyHtoDAsync");
   check(driver().StreamSynchronize(lane->stream), "cuStreamSynchronize");
