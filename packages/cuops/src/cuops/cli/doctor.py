@@ -65,9 +65,9 @@ class Examination:
             "torch": self._torch(),
             "tvm_ffi": self._version("apache-tvm-ffi"),
         }
-        for package in ("numpy", "tqdm"):
+        for package, module in (("numpy", "numpy.random"), ("tqdm", "tqdm")):
             with self._noting(f"pip install --force-reinstall {package}"):
-                importlib.import_module(package)
+                importlib.import_module(module)
         self.report["backends"] = self._backends()
         self.report["driver"] = self._driver()
         self.report["gpus"] = self._gpus()
@@ -162,20 +162,24 @@ class Examination:
         """The backend that operators will use, and why."""
         with self._noting(_backend.reinstall(_backend.suggested())):
             chosen = _backend.choose()
-            intact = {backend["name"] for backend in self.report["backends"] if backend["images"]}
-            if not self.report["gpus"] or chosen.name not in intact:
+            if not self.report["gpus"]:
                 return None
             why = f"the newest for a driver of CUDA {self.report['driver']['cuda']} and these GPUs"
             why = "CUOPS_BACKEND names it" if os.environ.get("CUOPS_BACKEND") else why
+            if not self._is_intact(chosen.name):
+                why += "; it is damaged, and not tested"
             for gpu in self.report["gpus"]:
                 with self._noting(_backend.install(_backend.suggested())):
                     gpu["code"] = _backend.code_for(chosen, gpu["capability"])
             return {"backend": chosen.name, "why": why}
         return None
 
+    def _is_intact(self, name: str) -> bool:
+        return any(backend["name"] == name and backend["images"] for backend in self.report["backends"])
+
     def _self_tests(self) -> list[dict[str, Any]]:
         places: list[int | None] = [None]
-        if self.report["choice"]:
+        if self.report["choice"] and self._is_intact(self.report["choice"]["backend"]):
             usable = [gpu["index"] for gpu in self.report["gpus"] if "code" in gpu]
             places += (
                 usable if cuda_tensors() else [index for index in usable if index == 0]
