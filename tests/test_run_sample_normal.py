@@ -64,16 +64,25 @@ def test_means_of_bfloat16(tmp_path):
     torch.testing.assert_close(load_file(files[1])["mu"], want)
 
 
-@pytest.mark.parametrize(("antithetic", "counts"), [((), [4, 4, 2]), (("--antithetic",), [8, 2])])
-def test_chunks_are_of_whole_groups_of_samples(tmp_path, monkeypatch, antithetic, counts):
+@pytest.mark.parametrize(
+    ("options", "chunk", "counts"),
+    [
+        ([], 40, [4, 4, 2]),
+        (["--antithetic"], 80, [8, 2]),
+        (["--start", "3"], 40, [1, 4, 4, 1]),
+        ([], 30, [1] * 10),  # four are more than four chunks
+    ],
+    ids=str,
+)
+def test_chunks_are_of_whole_groups_of_samples(tmp_path, monkeypatch, options, chunk, counts):
     np.save(tmp_path / "mu.npy", np.zeros(5))
-    monkeypatch.setattr(operands, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(operands, "CHUNK_BYTES", chunk)
     drawn, draw = [], cuops.sample_normal
     monkeypatch.setattr(
         cuops, "sample_normal", lambda mu, **given: drawn.append(given["num_samples"]) or draw(mu, **given)
     )
     files = [str(tmp_path / name) for name in ("mu.npy", "x.npy")]
-    assert main(["run", "sample_normal", *files, "--num-samples", "10", *antithetic]) == 0
+    assert main(["run", "sample_normal", *files, "--num-samples", "10", *options]) == 0
     assert drawn == [0, *counts]
-    x = draw(np.zeros(5), 1.0, 10, seed=0, antithetic=bool(antithetic))
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), x)
+    given = {"antithetic": "--antithetic" in options, "start": 3 if "--start" in options else 0}
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), draw(np.zeros(5), 1.0, 10, seed=0, **given))

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 # The dtypes of the safetensors format, https://github.com/huggingface/safetensors#format. NumPy holds BF16 as 16 bits.
-MOST_NAMED = 8  # tensors, in a message
 SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MOST_NAMED, MOST_COMPARED = 8, 4096  # tensors, in a message; with a name that is none's
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _read_safetensors(path: Path, name: str | None) -> FileArray:
     if name is None:
         raise ValueError(f"{path}: has {len(header)} tensors; name one as {path}:NAME, of {_some(header)}")
     if name not in header:
-        near = difflib.get_close_matches(name, header, 5)
+        near = difflib.get_close_matches(name, itertools.islice(header, MOST_COMPARED), 5)
         raise ValueError(f"{path}: has no tensor {name!r}, but {_some(near) if near else _some(header)}")
     entry = header[name]
     try:

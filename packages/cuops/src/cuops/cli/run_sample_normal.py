@@ -13,6 +13,7 @@ from .._sample_normal import checks
 from . import operands
 
 GROUP = 4  # samples that share the work of their random numbers
+MOST_CHUNKS = 4  # times as much as a chunk that a group may take
 
 
 def arguments(command: argparse.ArgumentParser) -> None:
@@ -56,19 +57,22 @@ def main(options: argparse.Namespace) -> int:
     *leading, _, d = cuops.sample_normal(means, num_samples=0, start=options.start, **keywords).shape
     checks.draw(options.num_samples, 0, options.start, math.prod((*leading, d)))
     shape, start = (*leading, options.num_samples, d), time.perf_counter()
-    together = 2 * GROUP if options.antithetic else GROUP
-    step = operands.CHUNK_BYTES // max(math.prod((*leading, d)) * mu.values.itemsize, 1)
-    step = max(together, step // together * together)
+    together, each = 2 * GROUP if options.antithetic else GROUP, max(math.prod((*leading, d)) * mu.values.itemsize, 1)
+    if together * each > MOST_CHUNKS * operands.CHUNK_BYTES:
+        together = 1
+    step = max(together, operands.CHUNK_BYTES // each // together * together)
     nbytes = math.prod(shape) * mu.values.itemsize
     with (
         writing(options.output, shape, mu.dtype, mu.name) as out,
         tqdm(total=nbytes, unit="B", unit_scale=True, delay=1, leave=False) as bar,
     ):
-        for first in range(0, options.num_samples, step):
-            count = min(step, options.num_samples - first)
+        first = 0
+        while first < options.num_samples:
+            count = min(step - (options.start + first) % together, options.num_samples - first)
             x = cuops.sample_normal(means, num_samples=count, start=options.start + first, **keywords)
             out[..., first : first + count, :] = operands.stored(x, mu.dtype)
             bar.update(nbytes // options.num_samples * count)
+            first += count
     operands.report("sample_normal", shape, mu.dtype, where, time.perf_counter() - start, nbytes, options.output)
     return 0
 
