@@ -34,8 +34,8 @@ def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # typ
         _arguments.out(out, sizes, dtype, mu, "mu")
         _arguments.apart("out", out)
         mu, sigma = (a.copy() if np.may_share_memory(out, a) else a for a in (mu, sigma))
-    draw = _seeded(draw, generator, seed, 0 in sizes)
     if 0 in sizes:
+        _seeded(draw, generator, seed, True)
         return out
     device = _backend.gpu_for_host_arrays()
     if device is not None and _arguments.dtype_name(out.dtype) != "bfloat16":
@@ -43,11 +43,13 @@ def sample_numpy(given, shape, sizes, draw, dtype, generator, seed, out):  # typ
         wide = _arguments.accumulator(out.dtype.name)
         whole = [_dlpack.host_view(a, a.dtype if a.dtype == out.dtype else wide) for a in (mu, sigma)]
         bounds = [None if a is None else _dlpack.host_view(a, out.dtype) for a in (low, high)]
+        draw = _seeded(draw, generator, seed, False)
         layout = draw.start, draw.sample_dim, draw.shared_noise, draw.antithetic, device
         _backend.library().sample_normal_fwd_host(x, *whole, *bounds, draw.seed, *layout)
         if x is not out:
             out[...] = x
         return out
+    draw = _seeded(draw, generator, seed, False)
     reference.sample_normal_numpy(mu, sigma, low, high, draw, out)
     return out
 
@@ -93,7 +95,7 @@ def _inwards(bound: Any, name: str, up: bool) -> Any:
 
 
 def _seeded(draw: Draw, generator: Any, seed: Any, is_empty: bool) -> Draw:
-    """The draw with its seed, once nothing else can be wrong: a call that fails advances no generator."""
+    """The draw with its seed, once no argument can be wrong: a call that is refused advances no generator."""
     if seed is None:
         _expect_generator(generator)
         seed = 0 if is_empty else _fresh_seed(generator)
