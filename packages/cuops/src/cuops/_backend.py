@@ -177,7 +177,10 @@ def reinstall(name: str) -> str:
 
 def reinstall_core() -> str:
     """The command that repairs the core, and leaves what else is installed as it is."""
-    core = core_version()
+    try:
+        core = core_version()
+    except errors.DamagedBackendError as error:
+        return str(error.command)
     return f"pip install --force-reinstall --no-deps cuops=={core}{_index(core)}"
 
 

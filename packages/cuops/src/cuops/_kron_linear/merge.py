@@ -15,7 +15,6 @@ from .. import _backend
 from .copies import is_plain
 
 MOST, LARGEST = 16, 1 << 15  # factors of a product of the library, its rows and columns
-MOST_UNDOING = 1 << 12  # elements of a factor that has the power of two that undoes that of a product
 
 
 def _size(factors: Sequence[Tensor]) -> tuple[int, int]:
@@ -75,7 +74,7 @@ def merged(parts: Sequence[Sequence[Tensor]], is_merged: Sequence[bool]) -> list
     """Each part, and of those that are to be merged the product.
 
     The powers of two that float16 has products with undo one another; that of one alone is undone by the smallest of
-    the other factors, which has up to MOST_UNDOING elements (`kron_plan.cc`).
+    the other factors, of which plans with such a product have a small one (`kron_plan.cc`).
     """
     # Without their subclasses, whose elements the library may read as well.
     groups = {(k, 0): [w.as_subclass(Tensor) for w in parts[k]] for k, merges in enumerate(is_merged) if merges}
@@ -86,8 +85,7 @@ def merged(parts: Sequence[Sequence[Tensor]], is_merged: Sequence[bool]) -> list
     single = [(k, i) for k, part in enumerate(parts) if not is_merged[k] for i in range(len(part))]
     if single and len(groups) == 1 and parts[0][0].dtype == torch.float16:
         k, i = min(single, key=lambda place: parts[place[0]][place[1]].numel())
-        if parts[k][i].numel() <= MOST_UNDOING:
-            groups[k, i] = [parts[k][i].as_subclass(Tensor)]
+        groups[k, i] = [parts[k][i].as_subclass(Tensor)]
     products, scales = products_of(list(groups.values()))
     found = [Merged(list(part)) for part in parts]
     for number, ((k, i), product) in enumerate(zip(groups, products, strict=True)):

@@ -191,10 +191,8 @@ class Examination:
     ) -> dict[str, Any]:
         where = "CPU" if place is None else f"GPU {place}"
         result: dict[str, Any] = {"operator": operator, "where": where, "passed": False}
-        reinstall = "pip install --force-reinstall cuops"  # where the core does not know its version
-        with self._noting(reinstall):
-            is_core = place is None
-            reinstall = _backend.reinstall_core() if is_core else _backend.reinstall(self.report["choice"]["backend"])
+        is_core = place is None
+        reinstall = _backend.reinstall_core() if is_core else _backend.reinstall(self.report["choice"]["backend"])
         with self._noting(reinstall):
             result["errors_in_epsilons"] = test(place)
             result["passed"] = all(error <= LIMIT for error in result["errors_in_epsilons"].values())
