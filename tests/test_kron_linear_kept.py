@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from cuops import reference
-from cuops._kron_linear import bwd, cuts, fused, gemm
+from cuops._kron_linear import bwd, cuts, fused, gemm, sums
 from cuops._kron_linear import kept as keeping
 from cuops._kron_linear.merge import Merged, merged, product_of
 from cuops._kron_linear.squares_bwd import Two
@@ -63,6 +63,7 @@ def _no_kernels(monkeypatch):
     for module in (bwd, cuts):
         monkeypatch.setattr(module, "plan_of_fibers", lambda *_: None)
     monkeypatch.setattr(bwd, "groups_of_fibers", lambda *_: None)
+    monkeypatch.setattr(bwd, "plan_of", lambda x, factors, _: [(0, len(factors), True)])
     for module in (bwd, keeping):
         monkeypatch.setattr(module, "apply", product_of_rows)
         monkeypatch.setattr(module, "fused_chain", lambda x, factors, bias: product(x, factors, 1, bias))
@@ -281,6 +282,29 @@ def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, m
     x, dy, factors = strided_arguments(sizes)
     assert [g.stop - g.start for g in cuts.neighbours_to_merge(x, factors)] == groups
     check_gradients(x, dy, factors)
+
+
+@pytest.mark.usefixtures("_no_kernels")
+def test_gradients_of_a_forward_by_one_product_are_taken_from_the_products(monkeypatch):
+    products = []
+
+    def noted(held, x, product, *others):
+        products.append(product.shape)
+        return of_product(held, x, product, *others)
+
+    of_product = bwd._backward_of_product
+    monkeypatch.setattr(bwd, "_backward_of_product", noted)
+    monkeypatch.setattr(sums, "HAS_WIDE_PRODUCTS", False)  # which a CPU has not
+    monkeypatch.setattr(bwd, "plan_of", lambda x, factors, _: [(0, len(factors), False)])
+    for sizes in ([(4, 6), (30, 20)], [(5, 3), (2, 7), (6, 6)]):
+        x, dy, factors = strided_arguments(sizes)
+        x, dy, *factors = (t.bfloat16() for t in (x, dy, *factors))
+        dx, dfactors = bwd.fused_backward(dy, x, factors, True, [True] * len(factors))
+        assert products.pop() == tuple(math.prod(n) for n in zip(*sizes, strict=True))
+        for got, want in zip((dx, *dfactors), exact_gradients(dy, x, factors)[:-1], strict=True):
+            assert (got - want).norm() <= 2 * (1 + len(sizes)) * torch.finfo(torch.bfloat16).eps * want.norm()
+        assert bwd.fused_backward(dy, x, factors, True, [False] * len(factors))[1] == [None] * len(factors)
+    assert not products
 
 
 @pytest.mark.usefixtures("_no_kernels")

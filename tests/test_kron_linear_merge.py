@@ -7,11 +7,12 @@ import itertools
 import math
 
 import cuops
+import kron_exact
 import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear import fused, merge
-from kron_exact import distance, gradients
+from kron_exact import arguments, distance, gradients
 from kron_samples import assert_repeatable, x_of
 from samples import DTYPES, make
 
@@ -25,6 +26,7 @@ CHAINS = [
     [(16, 16), (4, 4)],
     [(2, 3), (3, 2), (2, 2), (1, 4), (7, 1)],
     [(40, 25), (30, 41)],
+    [(4, 4), (90, 130)],  # whose first one's sums are long
 ]
 
 
@@ -95,6 +97,7 @@ def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
         ([(24, 24)] * 3, (2, 1)),  # in float16 some elements a thread
         ([(6, 5), (4, 9), (3, 3), (12, 12), (2, 7)], (2, 1, 2)),
         ([(2, 3)] * 16, (2,) * 8),
+        ([(120, 110), (2, 3), (5, 5), (6, 6), (7, 1), (3, 2)], (2, 4)),  # sums of a block, or of up to 8
     ],
 )
 def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype, larger):
@@ -143,6 +146,17 @@ def test_gradients_of_factors_are_the_same_in_every_run():
     assert_repeatable(lambda: merge.unmerge(dproduct, factors, [True] * 3))
 
 
+@gpu
+@pytest.mark.parametrize("rows", [512, 8192])
+@pytest.mark.parametrize("sizes", [[(4, 4), (128, 128)], [(128, 128), (4, 4)], [(3, 3), (100, 100)]], ids=str)
+def test_gradients_of_a_bfloat16_chain_that_is_one_product(rows, sizes):
+    x, dy, factors = arguments(rows, sizes, torch.bfloat16)
+    assert rows == 512 or fused.plan_of(x, factors, 1) == [(0, 2, False)]
+    for got, want in zip(gradients(x, dy, factors), kron_exact.exact(x, dy, factors)[1:], strict=True):
+        # The product of two is rounded, its gradient, and the result.
+        assert distance(got, want) <= 3 * torch.finfo(torch.bfloat16).eps
+
+
 # Whose products of neighbours float16 does not have: as large, as small, and beside a factor of zeros.
 MAGNITUDES = [(300, 300, 1 / 300, 1 / 300), (2e-3, 1e-3, 200, 400), (300, 0, 2000, 1 / 300), (0, 300, 300, 300)]
 RANGES = [
@@ -175,13 +189,18 @@ def test_products_of_float16_may_be_beyond_its_range(rows, sizes, magnitudes):
 
 @gpu
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"), reason="PyTorch before 2.7")
-def test_gradients_of_products_where_the_vendors_sums_may_be_float16(monkeypatch):
+def test_gradients_of_products_where_the_vendors_sums_may_be_float16():
     rows, inner = 128, 12**2  # terms of a sum
     factors = [make((12, 12), torch.float16, "cuda", k) / 12**0.5 for k in range(4)]
     x, dy = (make((rows, 12**4), torch.float16, "cuda", seed) for seed in (7, 8))
     want = gradients(x, dy, factors)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", True)
-    for got, exact in zip(gradients(x, dy, factors), want, strict=True):
+    before = torch.backends.cuda.matmul.allow_fp16_accumulation
+    torch.backends.cuda.matmul.allow_fp16_accumulation = True
+    try:
+        found = gradients(x, dy, factors)
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_accumulation = before
+    for got, exact in zip(found, want, strict=True):
         assert distance(got, exact.double()) <= 2 * torch.finfo(torch.float16).eps * (rows * inner) ** 0.5
 
 

@@ -79,9 +79,9 @@ KronMergeParams params_of(const Tensors& factors, const Counts& counts, const Op
   return p;
 }
 
-void launch_blocks(KronMergeParams& p, std::int64_t blocks, bool merges, DLDevice on) {
+void launch_blocks(KronMergeParams& p, std::int64_t blocks, bool merges, DLDevice on, unsigned cluster = 1) {
   const ContextGuard context(on.device_id);
-  LaunchShape shape{static_cast<unsigned>(blocks), kMergeThreads};
+  LaunchShape shape{static_cast<unsigned>(blocks), kMergeThreads, 1, cluster};
   shape.overlaps = true;
   launch(kernel_of(p.dtype, merges), on.device_id, current_stream(on), shape, &p);
 }
@@ -105,7 +105,9 @@ void kron_linear_merge(Optionals products, OptionalTensor scales, Tensors factor
 void kron_linear_unmerge(Optionals gradients, Optionals dproducts, OptionalTensor scales, Tensors factors, Counts counts) {
   KronMergeParams p = params_of(factors, counts, scales, "dproducts", dproducts);
   if (gradients.size() != factors.size()) raise("ValueError", "gradients: expected one for each factor");
-  std::int64_t blocks = 0;
+  const DLDevice on = factors[0].device();
+  const int most_lanes = kMergeThreads * std::min<int>(kMergeCluster, hardware("kron_linear_merge", on.device_id).largest_cluster);
+  int cluster = 1;
   for (int k = 0, which = 0; k < p.factor_count; ++k) {
     if (k == p.products[which].first + p.products[which].count) ++which;
     if (!gradients[k].has_value()) continue;
@@ -113,16 +115,22 @@ void kron_linear_unmerge(Optionals gradients, Optionals dproducts, OptionalTenso
     if (product.data == nullptr) raise("ValueError", "dproducts: expected that of each factor whose gradient is wanted");
     const tvm::ffi::Tensor gradient = *gradients[k];
     const KronFactor& f = p.factors[k];
-    expect_matrix(gradient, "gradients", p.dtype, factors[0].device(), f.out, f.in);
-    const std::int64_t elements = std::int64_t{f.out} * f.in;
-    const std::int64_t terms = std::int64_t{product.rows} * product.columns / elements;
+    expect_matrix(gradient, "gradients", p.dtype, on, f.out, f.in);
+    const std::int64_t terms = std::int64_t{product.rows} * product.columns / (std::int64_t{f.out} * f.in);
     KronMergeGradient& to = p.gradients[k];
     to.data = data_of(TensorView(gradient));
-    to.log_lanes = std::min(log_from(ceil_div(terms, kMergeTerms)), log_from(kMergeThreads));
-    to.blocks = static_cast<int>(ceil_div(elements << to.log_lanes, kMergeThreads));
+    to.log_lanes = std::min(log_from(ceil_div(terms, kMergeTerms)), log_from(most_lanes));
+    cluster = std::max(cluster, (1 << to.log_lanes) / kMergeThreads);
+  }
+  std::int64_t blocks = 0;
+  for (int k = 0; k < p.factor_count; ++k) {
+    KronMergeGradient& to = p.gradients[k];
+    if (to.data == nullptr) continue;
+    const std::int64_t threads = std::int64_t{p.factors[k].out} * p.factors[k].in << to.log_lanes;
+    to.blocks = static_cast<int>(round_up(ceil_div(threads, kMergeThreads), cluster));
     blocks += to.blocks;
   }
-  if (blocks > 0) launch_blocks(p, blocks, false, factors[0].device());
+  if (blocks > 0) launch_blocks(p, blocks, false, on, static_cast<unsigned>(cluster));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Kronecker products of neighbouring factors, each a matrix for kernels and GEMMs that take it for one factor; and the factors'
 // gradients from those of such products.
+#include "device/cluster.cuh"
 #include "device/overlap.cuh"
 #include "device/row_sums.cuh"
 #include "kron_linear/kron_magnitudes.cuh"
@@ -80,8 +81,8 @@ __device__ void kron_merge(const KronMergeParams& p) {
   }
 }
 
-// Some neighbouring threads have an element of a factor's gradient: the sum, over all elements of the product that it is in, of
-// their gradients times what the other factors have there.
+// Some neighbouring threads, of several blocks of a cluster where sums are long, have an element of a factor's gradient: the sum,
+// over all elements of the product that it is in, of their gradients times what the other factors have there.
 template <class Acc>
 __device__ void kron_unmerge(const KronMergeParams& p) {
   __shared__ Acc found[kMergeThreads];
@@ -91,8 +92,8 @@ __device__ void kron_unmerge(const KronMergeParams& p) {
   while (k >= p.products[which].first + p.products[which].count) ++which;
   const KronFactor& own = p.factors[k];
   const KronMergeProduct& product = p.products[which];
-  const int lanes = 1 << p.gradients[k].log_lanes, lane = threadIdx.x % lanes;
-  const int at = block * (kMergeThreads / lanes) + threadIdx.x / lanes, own_row = at / own.in;
+  const int log_lanes = p.gradients[k].log_lanes, lanes = 1 << log_lanes, thread = block * kMergeThreads + threadIdx.x;
+  const int lane = thread & (lanes - 1), at = thread >> log_lanes, own_row = at / own.in;
   const bool exists = own_row < own.out;
   const int across = product.columns / own.in, terms = product.rows / own.out * across;
   wait_for_previous();
@@ -137,9 +138,15 @@ __device__ void kron_unmerge(const KronMergeParams& p) {
   }
   found[threadIdx.x] = sum;
 #pragma unroll 1
-  for (int half = lanes / 2; half > 0; half /= 2) {
+  for (int half = min(lanes, kMergeThreads) / 2; half > 0; half /= 2) {
     __syncthreads();
-    if (lane < half) found[threadIdx.x] = sum += found[threadIdx.x + half];
+    if (lane % kMergeThreads < half) found[threadIdx.x] = sum += found[threadIdx.x + half];
+  }
+  if (cluster_blocks() > 1) {
+    cluster_barrier();
+#pragma unroll 1
+    for (int other = 1; lane == 0 && other < lanes / kMergeThreads; ++other) sum += load_remote(found, cluster_rank() + other);
+    cluster_barrier();  // a block that ended would take its sum with it
   }
   if (lane > 0 || !exists) return;
   store_result(p.dtype, p.gradients[k].data, at, p.scales ? sum * p.scales[which] : sum);

@@ -8,6 +8,7 @@ namespace cuops {
 constexpr int kMergeThreads = 256, kMergeProducts = 8, kMergeFactors = 2 * kKronFactors;
 constexpr int kMergeLargest = 1 << 15;  // rows and columns of a product
 constexpr int kMergeTerms = 4;          // of a sum, which a thread has on their way together
+constexpr int kMergeCluster = 8;        // blocks that share a sum, at most
 constexpr int kMergeBalanced = 512;     // blocks of a product, at most, where each finds the factors' magnitudes
 // Powers of two that the largest elements of products are between, where these stay as they are: below, float16 has fewer digits of
 // them; above, what they make of x may leave its range.

@@ -15,7 +15,7 @@ from .copies import swapped
 from .cuts import NARROW, cut_of, neighbours_to_merge, others_come_first
 from .factor_bwd import by_kernel, factor_gradient, in_chain, takes_both_of_first
 from .fibers_bwd import are_small, backward_of_fibers, groups_of_fibers, plan_of_fibers, time_of_fibers
-from .fused import apply, fused_chain, in_place
+from .fused import apply, fused_chain, in_place, plan_of
 from .gemm import Held, back_through_chain, turns
 from .merge import merged, product_of, unmerge
 from .product_bwd import backward_of_products, time_of_products
@@ -120,11 +120,21 @@ def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
     """What finds all gradients in the least time. `keeps`: whether `by_chain` would have states that were kept."""
     if found := at_once(x, factors):
         return found
+    if x.dtype == torch.bfloat16 and _is_one_product(plan_of(x, factors, 1)):  # no other dtype has a product of all
+        return lambda held, x, factors, needs_x, needs_factors: _backward_of_states(
+            held, x, factors, needs_x, needs_factors, Kept(parts=[(len(factors), True)])
+        )
     if groups := neighbours_to_merge(x, factors):
         return lambda held, x, factors, *needs: _backward_of_merged(held, x, factors, groups, *needs)
     if cut := cut_of(x, factors, keeps):
         return lambda held, x, factors, *needs: _backward_in_two(held, x, factors, cut, *needs)
     return by_chain
+
+
+def _is_one_product(groups: Sequence[tuple[int, int, bool]]) -> bool:
+    """Whether the forward is one GEMM with the product of all factors, whose gradient takes two."""
+    (_, count, is_fused), *others = groups
+    return not others and count > 1 and not is_fused
 
 
 def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
