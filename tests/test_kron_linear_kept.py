@@ -284,27 +284,37 @@ def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, m
     check_gradients(x, dy, factors)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "plan", "dtype", "is_one_product"),
+    [
+        ([(4, 6), (30, 20)], [(0, 2, False)], torch.bfloat16, True),
+        ([(4, 6), (30, 20)], [(0, 2, False)], torch.float32, False),
+        ([(4, 6), (30, 20)], [(0, 2, True)], torch.bfloat16, False),
+        ([(5, 3), (2, 7), (6, 6)], [(0, 2, False), (2, 1, True)], torch.bfloat16, False),
+        ([(30, 20)], [(0, 1, False)], torch.bfloat16, False),
+    ],
+    ids=str,
+)
 @pytest.mark.usefixtures("_no_kernels")
-def test_gradients_of_a_forward_by_one_product_are_taken_from_the_products(monkeypatch):
-    products = []
-
-    def noted(held, x, product, *others):
-        products.append(product.shape)
-        return of_product(held, x, product, *others)
-
-    of_product = bwd._backward_of_product
-    monkeypatch.setattr(bwd, "_backward_of_product", noted)
+def test_gradients_of_a_forward_by_one_product_are_taken_from_the_products(
+    sizes, plan, dtype, is_one_product, monkeypatch
+):
+    found, of_product = [], bwd._backward_of_product
+    monkeypatch.setattr(bwd, "_backward_of_product", lambda *all: found.append(all[2].shape) or of_product(*all))
+    monkeypatch.setattr(bwd, "plan_of", lambda *_: plan)
     monkeypatch.setattr(sums, "HAS_WIDE_PRODUCTS", False)  # which a CPU has not
-    monkeypatch.setattr(bwd, "plan_of", lambda x, factors, _: [(0, len(factors), False)])
-    for sizes in ([(4, 6), (30, 20)], [(5, 3), (2, 7), (6, 6)]):
-        x, dy, factors = strided_arguments(sizes)
-        x, dy, *factors = (t.bfloat16() for t in (x, dy, *factors))
-        dx, dfactors = bwd.fused_backward(dy, x, factors, True, [True] * len(factors))
-        assert products.pop() == tuple(math.prod(n) for n in zip(*sizes, strict=True))
-        for got, want in zip((dx, *dfactors), exact_gradients(dy, x, factors)[:-1], strict=True):
-            assert (got - want).norm() <= 2 * (1 + len(sizes)) * torch.finfo(torch.bfloat16).eps * want.norm()
-        assert bwd.fused_backward(dy, x, factors, True, [False] * len(factors))[1] == [None] * len(factors)
-    assert not products
+    x, dy, factors = strided_arguments(sizes)
+    x, dy, *factors = (t.to(dtype) for t in (x, dy, *factors))
+    wanted = exact_gradients(dy, x, factors)[:-1]
+    for needs in itertools.product((True, False), repeat=1 + len(factors)):
+        dx, dfactors = bwd.fused_backward(dy, x, factors, needs[0], needs[1:])
+        for got, want, needed in zip((dx, *dfactors), wanted, needs, strict=True):
+            assert (got is not None) == needed
+            if needed:
+                assert (got - want).norm() <= 2 * (1 + len(sizes)) * torch.finfo(dtype).eps * want.norm()
+        assert len(found) == (is_one_product and any(needs[1:]))
+        assert all(shape == tuple(math.prod(n) for n in zip(*sizes, strict=True)) for shape in found)
+        found.clear()
 
 
 @pytest.mark.usefixtures("_no_kernels")

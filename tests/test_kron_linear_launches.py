@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from installation import Installation
-from on_cuda import ON_CUDA, clusters_on_cuda
+from on_cuda import ON_CUDA, clusters, clusters_on_cuda
 
 
 def test_a_bias_without_elements_is_refused(installation: Installation, driver: Path):
@@ -33,6 +33,20 @@ def test_clusters_of_sums_over_columns_are_no_larger_than_a_gpu_has_room_for(
         _backend.library().kron_linear_product_bwd(None, dw, dy, x, w)
     """
     assert clusters_on_cuda(installation, driver, tmp_path / "log", code, room) == [room]
+
+
+@pytest.mark.parametrize(("capability", "cluster"), [(80, 1), (90, 8), (120, 8)])
+def test_long_sums_over_a_product_are_shared_by_the_blocks_of_a_cluster(
+    cu121: Installation, driver: Path, tmp_path: Path, capability: int, cluster: int
+):
+    """Also beside short ones; the driver refuses blocks that are no whole clusters."""
+    code = """
+        w, dw = ([on_cuda(size, "float32") for size in ((5, 5), (90, 130))] for _ in range(2))
+        _backend.library().kron_linear_unmerge(dw, [on_cuda((450, 650), "float32")], None, w, [2])
+    """
+    settings = {"STAND_IN_CAPABILITY": capability, "STAND_IN_LOG": tmp_path / "log"}
+    cu121.output(ON_CUDA + textwrap.dedent(code), LIBRARIES=driver, **settings)
+    assert clusters(tmp_path / "log") == [cluster]
 
 
 def test_the_plan_that_docs_show_is_printed_for_the_gpu_that_they_name(installation: Installation, driver: Path):

@@ -97,7 +97,7 @@ def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
         ([(24, 24)] * 3, (2, 1)),  # in float16 some elements a thread
         ([(6, 5), (4, 9), (3, 3), (12, 12), (2, 7)], (2, 1, 2)),
         ([(2, 3)] * 16, (2,) * 8),
-        ([(120, 110), (2, 3), (5, 5), (6, 6), (7, 1), (3, 2)], (2, 4)),  # sums of a block, or of up to 8
+        ([(120, 110), (2, 3), (5, 5), (6, 6), (7, 1), (3, 2)], (2, 4)),  # sums of 2 threads, of 2 and of 8 blocks
     ],
 )
 def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype, larger):
@@ -124,34 +124,40 @@ def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype, lar
         assert distance(got, exact) <= 2 * torch.finfo(dtype).eps + terms**0.5 * torch.finfo(sums).eps
 
 
+# Factors whose gradients are sums of a block each, and of up to 8, with blocks beside them that have none.
+SUMS = [[(3, 7), (5, 11)], [(5, 5), (6, 6), (7, 1), (3, 2)]]
+
+
 @gpu
 @pytest.mark.parametrize("merges", [True, False])
-def test_all_of_a_result_is_written_and_nothing_beyond(merges):
-    factors, dproduct = factors_of([(3, 7), (5, 11)], torch.float32, "cuda"), make((15, 77), device="cuda")
-    sizes = [(15, 77)] if merges else [(3, 7), (5, 11)]
+@pytest.mark.parametrize("sizes", SUMS, ids=str)
+def test_all_of_a_result_is_written_and_nothing_beyond(sizes, merges):
+    factors, size = factors_of(sizes, torch.float32, "cuda"), tuple(math.prod(n) for n in zip(*sizes, strict=True))
+    dproduct, sizes = make(size, device="cuda"), [size] if merges else sizes
     around = [torch.full((math.prod(size) + 64,), float("nan"), device="cuda") for size in sizes]
     results = [a[32:-32].view(size) for a, size in zip(around, sizes, strict=True)]
     if merges:
-        _backend.library().kron_linear_merge(results, None, factors, [2])
+        _backend.library().kron_linear_merge(results, None, factors, [len(factors)])
     else:
-        _backend.library().kron_linear_unmerge(results, [dproduct], None, factors, [2])
+        _backend.library().kron_linear_unmerge(results, [dproduct], None, factors, [len(factors)])
     for whole, result in zip(around, results, strict=True):
         assert result.isfinite().all()
         assert whole.isnan().sum() == 64
 
 
 @gpu
-def test_gradients_of_factors_are_the_same_in_every_run():
-    factors, dproduct = factors_of([(8, 8), (4, 4), (4, 2)], torch.float32, "cuda"), make((128, 64), device="cuda")
-    assert_repeatable(lambda: merge.unmerge(dproduct, factors, [True] * 3))
+@pytest.mark.parametrize("sizes", [[(8, 8), (4, 4), (4, 2)], *SUMS], ids=str)
+def test_gradients_of_factors_are_the_same_in_every_run(sizes):
+    factors = factors_of(sizes, torch.float32, "cuda")
+    dproduct = make(tuple(math.prod(n) for n in zip(*sizes, strict=True)), device="cuda")
+    assert_repeatable(lambda: merge.unmerge(dproduct, factors, [True] * len(sizes)))
 
 
 @gpu
-@pytest.mark.parametrize("rows", [512, 8192])
 @pytest.mark.parametrize("sizes", [[(4, 4), (128, 128)], [(128, 128), (4, 4)], [(3, 3), (100, 100)]], ids=str)
-def test_gradients_of_a_bfloat16_chain_that_is_one_product(rows, sizes):
-    x, dy, factors = arguments(rows, sizes, torch.bfloat16)
-    assert rows == 512 or fused.plan_of(x, factors, 1) == [(0, 2, False)]
+def test_gradients_of_a_bfloat16_chain_that_is_one_product(sizes):
+    x, dy, factors = arguments(8192, sizes, torch.bfloat16)
+    assert fused.plan_of(x, factors, 1) == [(0, 2, False)]
     for got, want in zip(gradients(x, dy, factors), kron_exact.exact(x, dy, factors)[1:], strict=True):
         # The product of two is rounded, its gradient, and the result.
         assert distance(got, want) <= 3 * torch.finfo(torch.bfloat16).eps

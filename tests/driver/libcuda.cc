@@ -379,7 +379,7 @@ int cluster_of(const LaunchConfig* config) {
 }
 DRIVER(cuLaunchKernelEx, const LaunchConfig* config, void* function, void** arguments, void**) {
   MAY_FAIL;
-  if (!has_shared(function, config->shared_bytes)) return kInvalidValue;
+  if (!has_shared(function, config->shared_bytes) || config->grid[0] % cluster_of(config) != 0) return kInvalidValue;
   return run(function, arguments, config->grid[0], "launch", cluster_of(config));
 }
 DRIVER(cuTensorMapEncodeTiled, void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const unsigned*, const unsigned*, int,

@@ -120,21 +120,15 @@ def way(x: Tensor, factors: Sequence[Tensor], keeps: bool = False) -> Way:
     """What finds all gradients in the least time. `keeps`: whether `by_chain` would have states that were kept."""
     if found := at_once(x, factors):
         return found
-    if x.dtype == torch.bfloat16 and _is_one_product(plan_of(x, factors, 1)):  # no other dtype has a product of all
+    if x.dtype == torch.bfloat16 and plan_of(x, factors, 1) == [(0, 2, False)]:  # one GEMM with the product of both
         return lambda held, x, factors, needs_x, needs_factors: _backward_of_states(
-            held, x, factors, needs_x, needs_factors, Kept(parts=[(len(factors), True)])
+            held, x, factors, needs_x, needs_factors, Kept(parts=[(2, True)])
         )
     if groups := neighbours_to_merge(x, factors):
         return lambda held, x, factors, *needs: _backward_of_merged(held, x, factors, groups, *needs)
     if cut := cut_of(x, factors, keeps):
         return lambda held, x, factors, *needs: _backward_in_two(held, x, factors, cut, *needs)
     return by_chain
-
-
-def _is_one_product(groups: Sequence[tuple[int, int, bool]]) -> bool:
-    """Whether the forward is one GEMM with the product of all factors, whose gradient takes two."""
-    (_, count, is_fused), *others = groups
-    return not others and count > 1 and not is_fused
 
 
 def at_once(x: Tensor, factors: Sequence[Tensor]) -> Way | None:
