@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CuopsError(RuntimeError):
-    """Base of the errors of an installation, a driver and a GPU."""
+    """Base of the errors of an installation, a driver and a GPU; `command` is what fixes it."""
 
     command = "cuops doctor"
 
@@ -54,7 +54,7 @@ class UnsupportedArchitectureError(CuopsError):
 
 
 class DamagedBackendError(CuopsError):
-    """The library of a backend is not as it was built; the command names the backend once one is chosen."""
+    """A backend, the core's metadata or apache-tvm-ffi is not as it was installed; the command repairs it."""
 
     command = "pip install --force-reinstall cuops-cu121"
 

@@ -32,10 +32,12 @@ def kron_linear(x: Any, factors: Iterable[Any], bias: Any = None) -> Any:
 
         y = x @ kron(W1, W2, ..., Wn).T + bias
 
-    as ``torch.nn.functional.linear(x, torch.kron(W1, torch.kron(W2, ...)), bias)`` would give. With o = o1 ... on and
-    i = i1 ... in, that is i o multiplications a row; one factor after another takes their sum instead:
+    as ``torch.nn.functional.linear(x, torch.kron(W1, torch.kron(W2, ...)), bias)`` would give, in indices
 
         y[o1, ..., on] = sum over i1, ..., in of W1[o1, i1] ... Wn[on, in] x[i1, ..., in]
+
+    With the whole weight that would be i1 * ... * in * o1 * ... * on multiplications a row. One factor is applied after
+    the other instead: for square factors, i1 * ... * in * (i1 + ... + in) multiplications a row.
 
     Args:
         x: ``(..., i1 * ... * in)``, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy

@@ -23,7 +23,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: Any = float) -> Any:
         A NumPy array of this shape and dtype, C-contiguous.
 
     Raises:
-        TypeError: shape is no integers, or dtype is none that NumPy has.
+        TypeError: shape is not an integer or a sequence of them, or dtype is none that NumPy has.
         ValueError: shape has a size that NumPy's arrays cannot have, or dtype is of objects.
         cuops.errors.DriverNotFoundError: there is no GPU, and so nothing that could lock memory for one.
         cuops.errors.CuopsError: the installation or the driver fails; the message has the command that fixes it.

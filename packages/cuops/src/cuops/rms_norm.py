@@ -90,7 +90,7 @@ def rms_norm(
         y = h / sqrt(mean(h^2) + eps) * (weight + weight_offset) + bias
 
     Sums run in float32, in float64 for float64 and on the CPU, and any finite x gives the right y: rows whose squares
-    overflow or underflow are scaled first. A row of zeros gives zeros, also with eps = 0, and then a rstd of 0. NaN and
+    overflow or underflow are scaled first. A row of zeros gives zeros, also with eps = 0, where its rstd is 0. NaN and
     infinity propagate as in PyTorch.
 
     Args:
@@ -105,7 +105,7 @@ def rms_norm(
         residual: of x's shape, of any of these dtypes.
         weight_offset: added to the weight: 1 for models, like Gemma, that store weight - 1. No effect without a weight.
         normalized_shape: the last dimensions to normalise; by default weight's shape, or the last dimension.
-        out_dtype: y's dtype; x's by default.
+        out_dtype: y's dtype, one of these four, as PyTorch or NumPy has it or by name; x's by default.
         return_rstd: whether to return 1 / sqrt(mean(h^2) + eps) too.
         out: for NumPy, an array of x's shape and y's dtype that y is written into, and that is returned as y. It may
             overlap the inputs and have any strides that step over all that lies within, so that its elements share no
@@ -179,8 +179,9 @@ def rms_norm_(
     Raises:
         TypeError: x is neither; or as `rms_norm` raises it.
         RuntimeError: x is a leaf that requires a gradient, as PyTorch raises it.
-        ValueError: x is read-only, has fewer dimensions, has a stride that does not step over all that lies within, so
-            that elements share memory, or is an inference tensor outside of inference mode; or as `rms_norm` raises it.
+        ValueError: x is read-only, has fewer than two dimensions, has a stride that does not step over all that lies
+            within, so that elements share memory, or is an inference tensor outside of inference mode; or as
+            `rms_norm` raises it.
         cuops.errors.CuopsError: the installation or the GPU fails; the message has the command that fixes it. Where the
             GPU fails during the call, some rows of a NumPy array may have been written.
     """

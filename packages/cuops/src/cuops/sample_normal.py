@@ -90,18 +90,19 @@ def sample_normal(
     Args:
         mu: ``(..., d)``, the means, float64, float32, float16 or bfloat16: a torch tensor on CUDA or CPU, a NumPy array
             (computed on the GPU where there is one, in bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA of
-            CuPy, JAX, or a library like them that speaks DLPack. At most 2**40 elements, with sigma and the bounds.
+            CuPy, JAX, or a library like them that speaks DLPack. With sigma and the bounds, it broadcasts to at most
+            2**40 elements.
         sigma: the standard deviations, at least 0: an array like mu, or a finite number. Where only one bound is
             finite, sigma has to be finite, too.
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used. start + N is at most 2**44.
         sample_dim: 0 puts N before the last dimension, ``(..., N, d)``; -1 puts it last, ``(..., d, N)``.
-        shared_noise: one z a sample, that of dimension 0, for all dimensions and distributions.
+        shared_noise: one z a sample for all distributions: that of the first element of mu.
         antithetic: samples in pairs, mu + sigma z and mu - sigma z; pair k has the z of sample k of the plain draw. Of
             an odd number, the last one is without its pair. With bounds, the quantiles of u and 1 - u.
         low: the lower bound, a number or an array like mu; None is no bound. An infinite one changes no distribution,
             but where a bound is given samples are quantiles, and so other numbers than without.
         high: the upper bound, likewise, more than low. mu, sigma and both bounds broadcast together to ``(..., d)``.
-        dtype: the result's dtype; by default mu's.
+        dtype: the result's dtype, one of these four, as PyTorch or NumPy has it or by name; by default mu's.
         generator: a torch.Generator of mu's device, for other arrays a numpy.random.Generator or a torch.Generator of
             the CPU, that is advanced. By default PyTorch's own for tensors, so that `torch.manual_seed` reproduces, and
             NumPy's global one for other arrays. Each replay of a CUDA graph draws fresh numbers.
@@ -116,7 +117,7 @@ def sample_normal(
             Values of arrays on the CPU are always looked at, except in compiled code and under transforms.
 
     Returns:
-        x in mu's kind of array, on mu's device.
+        x, ``(..., N, d)``, or ``(..., d, N)`` with sample_dim=-1, in mu's kind of array, on mu's device.
 
     Raises:
         TypeError: an argument is of a kind or dtype that is not listed here.

@@ -84,8 +84,15 @@ class History:
     def plot(self, path: Any = None, *, offset: float | None = None) -> Any:
         """Scores and sigma over the evaluations, as a matplotlib figure; written to `path` where there is one.
 
-        Of several problems, the median and the range from the first to the ninth decile. With `offset`, the scores'
-        distance from it (the optimum, say) on a logarithmic scale. Needs matplotlib; ValueError where there is no step.
+        Of several problems, the median and the range from the first to the ninth decile.
+
+        Args:
+            path: a file to write, in a format that matplotlib knows; None writes none.
+            offset: where it is given, the scores' distance from it (the optimum, say) is shown on a logarithmic scale.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: there is no step yet, or offset is not finite.
         """
         if len(self) == 0:
             raise ValueError("plot: expected a history of at least one step, got none")

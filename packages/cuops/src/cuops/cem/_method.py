@@ -25,7 +25,7 @@ class CrossEntropyMethod:
 
         mu    = a * mean(elites) + (1 - a) * mu
         sigma = clip(sigma_decay * (b * sqrt(var(elites) + noise_t) + (1 - b) * sigma), sigma_floor, sigma_ceiling)
-        noise_t = max(noise - t * noise_decrease, 0)        t = 0, 1, … steps,  smoothing = (a, b)
+        noise_t = max(noise - t * noise_decrease, 0)        after t steps,  smoothing = (a, b)
 
     Variances are those of the elites alone (divided by their number). Scores that are NaN or infinite are never
     elite; a problem none of whose scores is finite keeps its distribution. On a GPU no step makes the host wait.
@@ -57,7 +57,7 @@ class CrossEntropyMethod:
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
             horizon; 0 is white noise, independent from step to step. Not with a full covariance.
-        antithetic: whether samples come in pairs mu + z, mu - z.
+        antithetic: whether samples come in pairs mu + sigma * z, mu - sigma * z.
         dtype: of the samples; mu's by default. float32, float16 or, with PyTorch, bfloat16 for a mu of at most 32 bits;
             float64 goes with a float64 mu alone, as lists and `numpy.zeros` give one. State is float32, float64 for
             float64.

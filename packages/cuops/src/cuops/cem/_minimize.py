@@ -58,11 +58,13 @@ class EarlyStopping:
         sigma: stop when the mean of the standard deviations is at most this.
         patience: stop when so many steps have improved the best score by no more than `tolerance`. A lucky first sample
             is hard to beat while sigma is wide: 20 and more steps, or sigma, are safer.
-        tolerance: see patience.
+        tolerance: by how much the best score has to improve within `patience` steps for the search to go on.
         every: look every so many steps only: each look waits for the GPU.
 
-    Raises ValueError where there is nothing to stop for, patience or every is less than 1, sigma or tolerance is below
-    0, or a number is not finite; TypeError for what is no number.
+    Raises:
+        TypeError: an argument is no number.
+        ValueError: there is nothing to stop for, patience or every is less than 1, sigma or tolerance is below 0, or a
+            number is not finite.
     """
 
     target: float | None = None

@@ -1,4 +1,4 @@
-"""Measure an operator beside its peers: kernel time against the device's own copy; JSON and a plot on request."""
+"""Measure an operator beside its peers: kernel time against the device's own copy or fill; JSON and a plot."""
 
 from __future__ import annotations
 

@@ -11,11 +11,17 @@ from .. import _arguments
 class Formula:
     """How a module class computes RMSNorm, of as many last dimensions as its `weight` has; there may be a `bias` too.
 
+        y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset) + bias
+
     Args:
         eps: the name of the attribute with eps.
         weight_offset: what is added to the weight, or the name of the attribute with it.
-        y_dtype: ``x``, that of x; ``promoted``, that of weight * x; ``t5``, weight's where that has 16 bits, else
-            at least float32.
+        y_dtype: what decides y's dtype: ``x``, x's; ``promoted``, that of weight * x; ``t5``, weight's where that has
+            16 bits, else that of weight * x, at least float32.
+
+    Raises:
+        TypeError: eps is not a name, or weight_offset neither a name nor a number.
+        ValueError: weight_offset is not finite, or y_dtype is none of these.
     """
 
     eps: str = "eps"

@@ -110,8 +110,9 @@ def replace_rms_norm(model: torch.nn.Module, also: Mapping[type, Formula] | None
 
     Raises:
         TypeError: model is not a module, or `also` is not of classes and formulas.
-        ValueError: model itself is to be replaced, which nothing inside it can do, a formula of `also` names an
-            attribute that a module lacks, or a class of `also` has a forward of PyTorch's own, but for its RMSNorm's.
+        ValueError: model is itself such a module, which only its parent could replace; a formula of `also` names an
+            attribute that a module lacks; or a class of `also` has its forward from a module of PyTorch's that is not
+            RMSNorm.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__qualname__}")

@@ -25,6 +25,7 @@ class KronLinear(torch.nn.Module):
         device: where the parameters are made.
         dtype: of the parameters: float64, float32, float16 or bfloat16.
 
+    ``forward(x)`` takes ``(*, in_features)`` and returns ``(*, out_features)``, in x's dtype, which is the parameters'.
     ``in_features`` and ``out_features`` are the two products, as those of `torch.nn.Linear`; ``in_factors`` and
     ``out_factors`` are tuples.
 
@@ -34,8 +35,8 @@ class KronLinear(torch.nn.Module):
 
     Raises:
         TypeError: sizes are no sequence of integers, or the dtype is none of these; x is no tensor, when called.
-        ValueError: there is no size, one is less than 1, their product is 2**63 or more, or there are not as many of
-            both kinds.
+        ValueError: there is no size, one is less than 1, their product is 2**63 or more, or in_factors and out_factors
+            differ in length.
     """
 
     bias: torch.nn.Parameter | None
@@ -94,6 +95,14 @@ class KronLinear(torch.nn.Module):
         The product of two factors is the nearest there is; that of more factors is a local optimum. The bias is copied.
         The layer is in training mode if `linear` is, and its parameters want gradients as those of `linear` do. A class
         derived from this one is called with the sizes, whether there is a bias, and the dtype.
+
+        Args:
+            linear: the layer, with a weight of ``(out_features, in_features)``.
+            in_factors, out_factors: as those of the class; their products are in_features and out_features.
+
+        Returns:
+            The new layer, on the device and in the dtype of the weight A, and the float
+            ``norm(A - kron(factors)) / norm(A)``.
 
         Raises:
             TypeError: linear is not a `torch.nn.Linear`, or a parameter is not float64, float32, float16 or bfloat16.

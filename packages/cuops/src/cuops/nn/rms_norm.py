@@ -36,8 +36,10 @@ class RMSNorm(torch.nn.RMSNorm):
     are ``(*, *normalized_shape)``.
 
     Raises:
-        TypeError: an argument is of another kind or dtype, as bias where device stands in its place; or x, when called.
+        TypeError: an argument is of another kind or dtype, such as a device in the place of bias; or x is, when called.
         ValueError: arguments are not as described, some of them only when called; the message names them.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467.
     """
 
     bias: torch.nn.Parameter | None
