@@ -55,10 +55,11 @@ def install_wheels(session: nox.Session, wheels: list[Path]) -> None:
 
 @nox.session(reuse_venv=False)
 def quickstart(session: nox.Session) -> None:
-    """Build cuops for this machine's driver (cu121 where there is none), install it, run it on photographs."""
+    """Build cuops for this machine's driver (or without one), install it, run it on photographs."""
     script = "from cuops import _backend; print(_backend.suggested())"
-    row = session.run("python", "-c", script, env={"PYTHONPATH": "packages/cuops/src"}, silent=True, log=False)
-    built = wheelhouse.build(session, [row.strip()], Path(session.create_tmp(), "dist"))
+    row = session.run("python", "-c", script, env={"PYTHONPATH": "packages/cuops/src"}, silent=True, log=False).strip()
+    row = TESTED_ROW if row == "cu121" else row  # which not every machine can build
+    built = wheelhouse.build(session, [row], Path(session.create_tmp(), "dist"))
     session.install(*map(str, built), *group("quickstart"))
     session.run("cuops", "doctor", "--allow-no-gpu")
     session.run("python", "examples/photographs.py")

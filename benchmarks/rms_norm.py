@@ -18,7 +18,7 @@ import torch
 from cuops._bench import report
 from cuops._bench.case import Case
 from cuops._bench.rms_norm import EPS
-from cuops._bench.rms_norm import OPTIONS as KINDS
+from cuops._bench.rms_norm import OPTIONS as OPTION_KINDS
 
 from .comparison import Records, Shapes, Timer, calls_on_the_host, cases_of, comparison
 from .rms_norm_grid import at_random, grid
@@ -43,7 +43,7 @@ BACKWARD = {
     "b": [(32768, 512), (32768, 1024), (32768, 4096), (8192, 16384), (2048, 65536), (1024, 131072), (32768, 1000)],
     "f": [(32768, 1024), (16384, 8192), (1024, 131072)],
 }
-OPTIONS = {"b": [(64, 1024), (16384, 4096), (8192, 8192), (16384, 4097)], "f": [(16384, 4096)]}
+OPTION_SHAPES = {"b": [(64, 1024), (16384, 4096), (8192, 8192), (16384, 4097)], "f": [(16384, 4096)]}
 SMALL = [(rows, n) for rows in (1, 64) for n in (256, 1024, 4096, 16384)]
 HOST_ARRAYS = [("float32", 1024, 1024), ("float32", 8192, 4096), ("float32", 16384, 16384), ("float64", 16384, 16384)]
 
@@ -69,7 +69,9 @@ def backward(options: argparse.Namespace, functions: dict[str, Any], timer: Time
 
 def options(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """no weight, one of float32 or frozen, gradients with a residual, one of float32, against a copy of what memory must move"""
-    return [r for kind in KINDS for r in comparison(_cases(kind, OPTIONS, options), options, functions, timer)]
+    return [
+        r for kind in OPTION_KINDS for r in comparison(_cases(kind, OPTION_SHAPES, options), options, functions, timer)
+    ]
 
 
 def small(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:

@@ -1,3 +1,4 @@
+// Rows of matrices, as the host passes them to kernels.
 #pragma once
 
 namespace cuops {

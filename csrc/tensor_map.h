@@ -1,3 +1,4 @@
+// Tensor maps, as the host passes them to kernels.
 #pragma once
 
 namespace cuops {

@@ -18,7 +18,6 @@ release = metadata.version("cuops")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_argparse_cli", "sphinx_copybutton"]
 exclude_patterns = ["cuda-versions.md"]  # installing.md includes it
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"  # the docstrings name what is accepted
 napoleon_google_docstring = True

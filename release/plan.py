@@ -11,7 +11,8 @@ from cuops_build.version import VersionError, git
 from . import arguments, output
 
 PROSE = {".md", ".svg", ".png"}
-TESTED = ("packages/", "tests/", "docs/", "README.md")  # the tests run what these show, and follow their links
+# The tests run what these show, and follow their links.
+TESTED = ("packages/", "tests/", "docs/", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def only_prose(paths: list[str]) -> bool:

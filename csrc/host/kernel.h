@@ -1,4 +1,4 @@
-// Kernels by name, loaded on first use on each GPU, and their launch.
+// Kernels by name, loaded on first use on each GPU, and their launch; what plans ask of the hardware; tensor maps.
 #pragma once
 
 #include <atomic>

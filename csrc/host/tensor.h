@@ -1,4 +1,5 @@
-// Checks of the arrays that callers pass, and what kernels need to know of them. Every error names the argument.
+// Checks of the arrays that callers pass, and what kernels need to know of them; memory and the stream of the caller's framework.
+// Every error names the argument.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>

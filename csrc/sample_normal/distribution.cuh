@@ -2,8 +2,8 @@
 #pragma once
 
 #include "device/overlap.cuh"
-#include "device/philox.cuh"
 #include "sample_normal.h"
+#include "sample_normal/philox.cuh"
 
 namespace cuops {
 

@@ -28,9 +28,10 @@ RESULTS = {
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [
-        (["CONTRIBUTING.md", ".github/picture.svg"], True),
-        (["CONTRIBUTING.md", "csrc/rms_norm.cu"], False),
+        (["CHANGELOG.md", ".github/picture.svg"], True),
+        (["CHANGELOG.md", "csrc/rms_norm.cu"], False),
         (["README.md"], False),
+        (["CONTRIBUTING.md"], False),
         (["docs/release/making.md"], False),
         (["packages/cuops/README.md"], False),
         (["tests/data.md"], False),

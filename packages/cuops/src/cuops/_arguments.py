@@ -1,4 +1,4 @@
-"""Checks of arguments that operators share. Every error names the argument, what it got, and what is accepted."""
+"""Checks of arguments, and dtypes by name, as operators share them. Every error names the argument and what it got."""
 
 from __future__ import annotations
 

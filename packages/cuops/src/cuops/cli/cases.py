@@ -1,4 +1,4 @@
-"""The cases that `cuops check`, `profile` and `bench` have in common: an operator, shapes, a dtype and a device."""
+"""The cases of `cuops check`, `profile` and `bench`, from their options; `python -m benchmarks` checks its own here."""
 
 from __future__ import annotations
 

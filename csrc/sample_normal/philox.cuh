@@ -3,7 +3,7 @@
 // float64.
 #pragma once
 
-#include "numeric.cuh"
+#include "device/numeric.cuh"
 
 namespace cuops {
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cuops_build import nvrtc, table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("row", table.read(ROOT / "cuda.toml").values(), ids=lambda row: row.name)
