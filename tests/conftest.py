@@ -1,4 +1,4 @@
-"""What tests share: the wheels they check, the devices they run on."""
+"""What tests share: the wheels they check, the devices and arrays they run on, and which GEMMs a chain takes."""
 
 from __future__ import annotations
 

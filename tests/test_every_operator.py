@@ -1,16 +1,21 @@
-"""What docs/index.md says of all operators in PyTorch: graphs, gradients, transforms, streams, threads, devices."""
+"""What docs/index.md says of all operators in PyTorch (graphs, gradients, transforms, streams), and where each one is."""
 
 from __future__ import annotations
 
 import io
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import cuops
 import pytest
 import torch
+from cuops import _bench
+from cuops.cli import run, selftest
 from samples import OPERATORS
 from torch._dynamo.testing import CompileCounter
 
+ROOT = Path(__file__).parent.parent
 gpu = pytest.mark.gpu
 
 # Calls, and the sizes of what they take: 6 is the number of rows, which may be another one.
@@ -66,6 +71,21 @@ def negated_on_reading(t):
 
 def test_every_operator_has_a_call_here():
     assert sorted({name.partition(" ")[0] for name in CALLS}) == OPERATORS
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_is_run_tested_measured_and_documented(operator):
+    tables = {
+        "cli/run.py": run.OPERATORS,
+        "cli/selftest.py": selftest.SELF_TESTS,
+        "_bench/__init__.py": _bench.OPERATORS,
+    }
+    files = [f"benchmarks/{operator}.py", f"docs/ops/{operator}.md", f"tests/test_{operator}.py"]
+    pages = ["README.md", "packages/cuops/README.md", "docs/index.md"]
+    missing = [f"packages/cuops/src/cuops/{table}" for table, operators in tables.items() if operator not in operators]
+    missing += [file for file in files if not (ROOT / file).exists()]
+    missing += [page for page in pages if not re.search(rf"\b{operator}\b", (ROOT / page).read_text())]
+    assert not missing, "see docs/adding-an-op.md"
 
 
 @every_call

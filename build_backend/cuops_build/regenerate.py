@@ -14,12 +14,7 @@ from .table import Cuda
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ("build_backend", "csrc")
 
-BUILD_REQUIRES = (
-    "hatchling==1.33.0",
-    "hatch-vcs==0.5.0",
-    "setuptools-scm==10.3.4",
-    "tomli==2.2.1; python_version < '3.11'",
-)
+BUILD_REQUIRES = table.build_requires(ROOT / "packages/cuops/pyproject.toml")
 COMPILER_REQUIRES = ("apache-tvm-ffi==0.1.15.post2", "ziglang==0.17.0")
 RUNTIME_REQUIRES = ("apache-tvm-ffi>=0.1.9,<0.2",)  # of wheels
 

@@ -44,3 +44,8 @@ def row(name: str, fields: dict[str, Any]) -> Cuda:
 def read(path: Path) -> dict[str, Cuda]:
     """The rows of the table at `path` by name, from the oldest to the newest CUDA version."""
     return {name: row(name, fields) for name, fields in tomllib.loads(path.read_text()).items()}
+
+
+def build_requires(pyproject: Path) -> list[str]:
+    """What pip installs for a build by this pyproject.toml."""
+    return list(tomllib.loads(pyproject.read_text())["build-system"]["requires"])
