@@ -79,7 +79,7 @@ def test_x_is_not_kept_where_no_factor_has_a_gradient():
 def test_eager_calls_do_not_keep_x_where_no_factor_has_a_gradient(monkeypatch):
     nothing = bwd.NOTHING
     monkeypatch.setattr(eager, "forward_and_states", lambda *a: (reference.kron_linear_torch(*a[:3]), nothing))
-    monkeypatch.setattr(eager, "_bwd_cuda", lambda *a: operators._bwd_plain(*a[:-1]))
+    monkeypatch.setattr(eager, "bwd_cuda", lambda *a: operators.bwd_plain(*a[:-1]))
     check_frozen(lambda x, factors, bias: eager._Direct.apply(x, bias, *factors))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._transforms import PLAIN, is_transformed, takes_formula
 from .bwd import Kept
-from .operators import _bwd_cuda, _bwd_plain, _fwd_cuda, forward_and_states, of_sizes
+from .operators import bwd_cuda, bwd_plain, forward_and_states, fwd_cuda, of_sizes
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -62,7 +62,7 @@ def direct(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         x.requires_grad or (bias is not None and bias.requires_grad) or any(w.requires_grad for w in factors)
     ):
         return _Direct.apply(x, bias, *factors)
-    return _fwd_cuda(x, factors, bias)
+    return fwd_cuda(x, factors, bias)
 
 
 class _Direct(torch.autograd.Function):
@@ -85,10 +85,10 @@ class _Direct(torch.autograd.Function):
             x = of_sizes(dy, ctx.sizes)
         arguments = dy.resolve_neg(), x, factors, needs_x, needs_factors, needs_bias
         if takes_formula(dy):
-            dx, dfactors, dbias = _bwd_plain(*arguments)
+            dx, dfactors, dbias = bwd_plain(*arguments)
         elif torch.is_grad_enabled() or _is_compiling() or _modes() > 0:
             dx, dfactors, dbias = torch.ops.cuops.kron_linear_bwd(*arguments)
         else:
-            dx, dfactors, dbias = _bwd_cuda(*arguments, kept)
+            dx, dfactors, dbias = bwd_cuda(*arguments, kept)
         dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
         return dx if needs_x else None, dbias if needs_bias else None, *dfactors

@@ -41,7 +41,7 @@ def _bwd_empty(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ign
     )
 
 
-def _fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+def fwd_cuda(x: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     if _is_empty(x, factors):
         return _fwd_empty(x, factors, bias)
     return fused_chain(x, factors, bias)
@@ -56,14 +56,14 @@ def forward_and_states(
     return keeping.forward_and_states(x, factors, bias, needs_factors)
 
 
-def _bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=bwd.NOTHING):  # type: ignore[no-untyped-def]
+def bwd_cuda(dy, x, factors, needs_x, needs_factors, needs_bias, kept=bwd.NOTHING):  # type: ignore[no-untyped-def]
     if _is_empty(x, factors):
         return _bwd_empty(dy, x, factors, needs_x, needs_factors, needs_bias)
     gradients = bwd.fused_backward(dy, x, factors, needs_x, needs_factors, kept)
     return _bwd_results(dy, *gradients, _sum_of_rows(dy) if needs_bias else None)
 
 
-def _bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
+def bwd_plain(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: ignore[no-untyped-def]
     """The gradients by PyTorch's own operators, differentiable again."""
     by_gemm = x.is_cuda and not _is_empty(x, factors)
     backward = chain_of_matmuls_backward if by_gemm else reference.kron_linear_torch_backward
@@ -114,9 +114,9 @@ def _bwd_results(dy, dx, dfactors, dbias):  # type: ignore[no-untyped-def]
     return dx, dfactors, dbias
 
 
-library.impl("kron_linear_fwd", _fwd_cuda, "CUDA")
+library.impl("kron_linear_fwd", fwd_cuda, "CUDA")
 library.impl("kron_linear_fwd", _fwd_cpu, "CPU")
-library.impl("kron_linear_bwd", _bwd_cuda, "CUDA")
+library.impl("kron_linear_bwd", bwd_cuda, "CUDA")
 library.impl("kron_linear_bwd", _bwd_cpu, "CPU")
 
 
@@ -149,7 +149,7 @@ def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]
     if x is None:
         x = of_sizes(dy, ctx.sizes)
     needs_bias = ctx.has_bias and needs_bias
-    backward = _bwd_plain if takes_formula(dy) else torch.ops.cuops.kron_linear_bwd
+    backward = bwd_plain if takes_formula(dy) else torch.ops.cuops.kron_linear_bwd
     dx, dfactors, dbias = backward(dy, x, factors, needs_x, list(needs_factors), needs_bias)
     dfactors = [d if needed else None for d, needed in zip(dfactors, needs_factors, strict=True)]
     return dx if needs_x else None, dfactors, dbias if needs_bias else None
@@ -165,7 +165,7 @@ def _second(ctx, ddx, ddfactors, ddbias):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, and those that follow, through the plain formula."""
 
     def formula(dy, x, *factors):  # type: ignore[no-untyped-def]
-        dx, dfactors, dbias = _bwd_plain(dy, x, factors, *ctx.needs)
+        dx, dfactors, dbias = bwd_plain(dy, x, factors, *ctx.needs)
         return dx, *dfactors, dbias
 
     found = _higher_derivatives.through(formula, ctx.saved_tensors, (ddx, *ddfactors, ddbias))

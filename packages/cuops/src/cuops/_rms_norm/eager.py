@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from .. import _backend, errors
 from .._transforms import PLAIN, takes_formula
-from .operators import _bwd_plain, bwd_cuda_rounded, summands
+from .operators import bwd_cuda_rounded, bwd_plain, summands
 
 _is_compiling, _peek = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
 _is_grad_enabled, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
@@ -110,7 +110,7 @@ class _Direct(torch.autograd.Function):
         arguments = dy, dh, h, weight, bias_dtype if wants_bias else None, wants_weight, eps, weight_offset
         rounded = None
         if takes_formula(dy, dh):
-            dx, dweight, dbias = _bwd_plain(*arguments)
+            dx, dweight, dbias = bwd_plain(*arguments)
         elif watched:
             dx, dweight, dbias = torch.ops.cuops.rms_norm_bwd(*arguments)
         else:

@@ -97,7 +97,7 @@ def bwd_cuda_rounded(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_o
     """dx, dweight and dbias; dx rounded to the dtype of dy if it is wanted and the kernel has it at hand, else None."""
     others = bias_dtype, needs_dweight, eps, weight_offset
     if h.numel() == 0:
-        return *_bwd_plain(dy, dh, h, weight, *others), None
+        return *bwd_plain(dy, dh, h, weight, *others), None
     if dy.dtype != h.dtype and (wide := torch.promote_types(dy.dtype, h.dtype)) != h.dtype:
         # A float32 gradient of a float16 x may be beyond float16's range, and all of it counts in the sums.
         arrays = dy.to(wide), None if dh is None else dh.to(wide), h.to(wide), weight
@@ -118,7 +118,7 @@ def bwd_cuda_rounded(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_o
     return dx, dweight if parameter is weight or not needs_dweight else dweight.to(weight.dtype), dbias, rounded
 
 
-def _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
+def bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
     dx, dweight, dbias = reference.rms_norm_torch_backward(dy, dh, h, weight, eps, weight_offset)
     dweight = dweight if needs_dweight else h.new_empty(0)
     return dx.contiguous(), dweight, h.new_empty(0) if bias_dtype is None else dbias.to(bias_dtype, copy=True)
@@ -126,7 +126,7 @@ def _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset)
 
 def _bwd_cpu(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset):  # type: ignore[no-untyped-def]
     if h.numel() <= CHUNK:
-        return _bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset)
+        return bwd_plain(dy, dh, h, weight, bias_dtype, needs_dweight, eps, weight_offset)
     dx, dweight, dbias = _empty_bwd(h, weight, bias_dtype, needs_dweight)
     flat, sums = dx.view(-1, h.shape[-1]), h.new_zeros((2, h.shape[-1]), dtype=torch.float64)
     wide = None if weight is None else weight.double()
@@ -173,7 +173,7 @@ def _bwd_of_fwd(ctx, dy, dh, drstd):  # type: ignore[no-untyped-def]
     if dy is not None:
         arrays = dy, dh if ctx.has_residual else None, h, weight
         sums = ctx.bias_dtype if needs_dbias else None, needs_dweight
-        backward = _bwd_plain if takes_formula(dy, dh) else torch.ops.cuops.rms_norm_bwd
+        backward = bwd_plain if takes_formula(dy, dh) else torch.ops.cuops.rms_norm_bwd
         dx, dweight, dbias = backward(*arrays, *sums, ctx.eps, ctx.weight_offset)
     elif dh is not None and ctx.has_residual:
         dx = dh
@@ -205,7 +205,7 @@ def _second(ctx, *grads):  # type: ignore[no-untyped-def]
     """The gradient of the gradient, and those that follow, through its formula."""
 
     def formula(dy, dh, h, weight):  # type: ignore[no-untyped-def]
-        return _bwd_plain(dy, dh, h, weight, ctx.bias_dtype, ctx.needs_dweight, ctx.eps, ctx.weight_offset)
+        return bwd_plain(dy, dh, h, weight, ctx.bias_dtype, ctx.needs_dweight, ctx.eps, ctx.weight_offset)
 
     return *_higher_derivatives.through(formula, ctx.saved_tensors, grads), None, None, None, None
 

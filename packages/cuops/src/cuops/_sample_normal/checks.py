@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _arguments
 from .._torch import torch
-from .noise import MOST_COLUMNS, MOST_SAMPLES, _wide
+from .noise import MOST_COLUMNS, MOST_SAMPLES, wide
 
 
 def number(name: str, value: Any) -> Any:
@@ -49,7 +49,7 @@ def _or_infinite(given: dict[str, Any]) -> tuple[Any, Any]:
 
 def why_unordered(given: dict[str, Any], dtype: Any) -> ValueError:
     """What to raise of bounds between which there is no number of that dtype."""
-    low, high = (a if isinstance(a, float) else _wide(a) for a in _or_infinite(given))
+    low, high = (a if isinstance(a, float) else wide(a) for a in _or_infinite(given))
     for name, bound in (("low", low), ("high", high)):
         if not isinstance(bound, float) and bool((bound != bound).any()):
             return ValueError(f"{name}: expected numbers, got NaN")

@@ -74,15 +74,15 @@ def normals(xp: Any, first: tuple[Any, ...], second: tuple[Any, ...] | None) -> 
     for i in (0, 2):
         w0, w1 = first[i : i + 2]
         if second is None:
-            bits = (_wide(w0) + 0.5).view(xp.int64)
+            bits = (wide(w0) + 0.5).view(xp.int64)
             u = (bits >> 29 << 29).view(xp.float64) * 2.0**-32
-            fraction = _wide(w1 & 0x7FFFFE | 1)
+            fraction = wide(w1 & 0x7FFFFE | 1)
         else:
-            rest = (_wide(second[i]) + 0.5) * 2.0**-32
-            u = _wide(w0) + rest
+            rest = (wide(second[i]) + 0.5) * 2.0**-32
+            u = wide(w0) + rest
             bits = u.view(xp.int64)
             u = xp.where(u - w0 > rest, bits - 1, bits).view(xp.float64) * 2.0**-32
-            fraction = _wide((w1 & 0x7FFFFE) << 29 | second[i + 1] >> 2) * 2.0**-29
+            fraction = wide((w1 & 0x7FFFFE) << 29 | second[i + 1] >> 2) * 2.0**-29
         radius = xp.sqrt(-2 * xp.log(u))
         angle = (fraction * 2.0**-22 - 1) * (math.pi / 4)
         c, s = radius * xp.cos(angle), radius * xp.sin(angle)
@@ -94,7 +94,7 @@ def normals(xp: Any, first: tuple[Any, ...], second: tuple[Any, ...] | None) -> 
 
 def uniforms(xp: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> Any:
     """Uniform numbers of 53 bits in (0, 1), the four samples of a group along a new axis 1."""
-    u = [(_wide(a) + (_wide(b) + 0.5) * 2.0**-32) * 2.0**-32 for a, b in zip(first, second, strict=True)]
+    u = [(wide(a) + (wide(b) + 0.5) * 2.0**-32) * 2.0**-32 for a, b in zip(first, second, strict=True)]
     return xp.clip(xp.stack(u, 1), None, 1 - 2.0**-53)
 
 
@@ -116,7 +116,7 @@ def noise(xp: Any, draw: Draw, columns: Any, precise: bool, uniform: bool) -> An
     return z[: draw.num_samples]
 
 
-def _wide(x: Any) -> Any:
+def wide(x: Any) -> Any:
     return x.double() if hasattr(x, "double") else x.astype("float64")
 
 
