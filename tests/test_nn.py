@@ -77,6 +77,18 @@ def test_parameters_are_made_as_pytorch_makes_them(device):
     assert not cuops.nn.RMSNorm(4, elementwise_affine=False).state_dict()
 
 
+def test_a_derived_class_may_register_a_bias_of_its_own(device):
+    class Biased(cuops.nn.RMSNorm):
+        def __init__(self, size):
+            super().__init__(size, device=device)
+            self.register_parameter("bias", torch.nn.Parameter(torch.ones(size, device=device)))
+
+    x, ours = make((3, 8), device=device), Biased(8)
+    close(ours(x), F.rms_norm(x, (8,)) + 1)
+    assert list(ours.state_dict()) == ["weight", "bias"]
+    assert cuops.nn.RMSNorm(8).bias is None
+
+
 def test_bias_and_residual(device):
     ours = cuops.nn.RMSNorm(8, eps=1e-6, bias=True, device=device)
     ours.bias.data.fill_(2)

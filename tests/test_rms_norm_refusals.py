@@ -186,11 +186,19 @@ def test_bad_arguments_are_refused_by_name_with_numpy():
     assert_refused(bad_calls(x, lambda shape: np.ones(shape, np.float32)), x)
 
 
+class Metres(np.ndarray):
+    """An array whose arithmetic means something else, as that of units does."""
+
+    def __array_ufunc__(self, *_, **__):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     "x",
     [
         [1.0, 2.0], 3.0, None, np.float32(1), np.ones(3, np.int64), np.ones(3, np.complex64), np.ones(3, bool), np.ones((), np.float32),
         np.ma.ones(3, np.float32), np.ones((2, 3), np.float32).view(np.matrix),
+        np.ones((2, 3), np.float32).view(Metres),
         torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.complex64), torch.tensor(1.0), torch.ones(2, 3).to_sparse(),
     ],
     ids=lambda x: f"{type(x).__name__} {getattr(x, 'dtype', '')} {getattr(x, 'ndim', '')}",
@@ -212,6 +220,16 @@ def test_arrays_of_other_libraries_that_are_not_on_a_gpu_are_refused():
     for call in (cuops.rms_norm, lambda x: cuops.rms_norm(np.ones(4), x)):
         with pytest.raises(TypeError, match="^(x|weight): expected .* or a CUDA array"):
             call(OnTheCpu())
+
+
+def test_arrays_that_cannot_be_exported_are_refused_by_name():
+    class Sharded:  # as JAX's arrays say it
+        def __dlpack_device__(self):
+            raise BufferError("only for unsharded arrays")
+
+    for call in (cuops.rms_norm, lambda x: cuops.rms_norm(np.ones(4), x)):
+        with pytest.raises(ValueError, match="^(x|weight): only for unsharded arrays"):
+            call(Sharded())
 
 
 @gpu

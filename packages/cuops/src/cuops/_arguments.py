@@ -73,9 +73,13 @@ def promoted(*dtype_names: str) -> str:
 
 
 def plain(name: str, value: Any) -> None:
-    """A NumPy array is no matrix, and has no mask."""
-    ma = sys.modules.get("numpy.ma")
-    if isinstance(value, sys.modules["numpy"].matrix) or (ma and isinstance(value, ma.MaskedArray)):
+    """A NumPy array is no matrix, has no mask, and no arithmetic of its own, as that of units."""
+    numpy, ma = sys.modules["numpy"], sys.modules.get("numpy.ma")
+    if type(value) is numpy.ndarray:
+        return
+    is_masked = ma is not None and isinstance(value, ma.MaskedArray)
+    has_own = type(value).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
+    if is_masked or has_own or isinstance(value, numpy.matrix):
         raise TypeError(f"{name}: expected a plain numpy.ndarray, got a {type(value).__qualname__}")
 
 
@@ -110,7 +114,11 @@ def array(name: str, value: Any, like: Any = None, like_name: str = "x") -> None
         plain(name, value)
     else:
         no_refused_tensor(name, value)
-        if isinstance(value, type) or not hasattr(value, "__dlpack_device__") or not _dlpack.on_cuda(value):
+        try:
+            is_on_cuda = not isinstance(value, type) and hasattr(value, "__dlpack_device__") and _dlpack.on_cuda(value)
+        except BufferError as error:  # as JAX says it of an array that several devices share
+            raise ValueError(f"{name}: {error}") from error
+        if not is_on_cuda:
             wanted = "a torch.Tensor, a numpy.ndarray or a CUDA array with __dlpack__"
             raise TypeError(f"{name}: expected {wanted}, got {_described(value, like)}")
     if is_ndarray(value) and not value.dtype.isnative:

@@ -37,8 +37,12 @@ def rms_norm_numpy(
     eps: float,
     weight_offset: float,
     out_dtype: Any,
+    out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual."""
+    """(y, h, rstd) of RMSNorm over the last dimension; h is x where there is no residual.
+
+    `out`: where y goes, contiguous, which may be x: rows are written once they have been read.
+    """
     import numpy as np
 
     *leading, n = x.shape
@@ -47,7 +51,7 @@ def rms_norm_numpy(
     added = None if residual is None else residual.reshape(rows, n)
     dtype = x.dtype.name if residual is None else _arguments.promoted(x.dtype.name, residual.dtype.name)
     h = flat if added is None else np.empty((rows, n), dtype)
-    y = np.empty((rows, n), out_dtype or x.dtype)
+    y = np.empty((rows, n), out_dtype or x.dtype) if out is None else out.reshape(rows, n)
     rstd = np.empty((rows, 1), _arguments.accumulator(dtype))
     with np.errstate(all="ignore"):  # a GPU warns of nothing
         factor = None if weight is None else weight.astype(np.float64) + weight_offset

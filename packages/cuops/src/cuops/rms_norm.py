@@ -282,11 +282,7 @@ def _fwd_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out=Non
     device = _backend.gpu_for_host_arrays()
     bfloat16 = "bfloat16" in (x.dtype.name, (out_dtype or x.dtype).name)  # which NumPy's DLPack does not know
     if device is None or residual is not None or bfloat16 or x.size == 0:
-        y, h, rstd = reference.rms_norm_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype)
-        if out is None:
-            return y, h, rstd
-        out[...] = y
-        return out, h, rstd
+        return reference.rms_norm_numpy(x, residual, weight, bias, eps, weight_offset, out_dtype, out)
     wide = _arguments.accumulator(x.dtype.name)
     weight, bias = (
         None if p is None else _dlpack.host_view(p, p.dtype if p.dtype == x.dtype else wide) for p in (weight, bias)

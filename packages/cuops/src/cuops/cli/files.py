@@ -48,6 +48,10 @@ def read(location: str) -> FileArray:
         return _read_safetensors(path, name)
     try:
         values = np.lib.format.open_memmap(location, mode="r")
+    except OSError as error:
+        if error.errno != errno.ESPIPE:
+            raise
+        raise ValueError(f"{location}: expected a file that can be read from anywhere, got a pipe") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{location}: expected one array, as numpy.save writes it") from error
     if values.dtype == np.dtype("V2"):

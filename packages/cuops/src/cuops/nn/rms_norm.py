@@ -68,8 +68,9 @@ class RMSNorm(torch.nn.RMSNorm):
         # reset_parameters reads these.
         self.__dict__.update(weight_offset=float(weight_offset), _y_dtype=None, bias=None)
         super().__init__(sizes, eps, elementwise_affine, device=device, dtype=dtype)
-        if bias:
-            self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype))
+        zeros = torch.nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype)) if bias else None
+        del self.__dict__["bias"]
+        self.register_parameter("bias", zeros)  # also where there is none: a derived class may register its own
 
     def reset_parameters(self) -> None:
         """Makes the weight 1 - weight_offset, the bias 0."""
