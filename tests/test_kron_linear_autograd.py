@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cuops
 import torch
-from kron_samples import SAMPLES, arguments, definition, exact_gradients
+from cuops import reference
+from kron_samples import SAMPLES, Largest, arguments, definition, exact_gradients
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -41,6 +42,29 @@ def test_x_is_not_kept_for_frozen_factors(device):
         fixed = x.detach() * 1
     cuops.kron_linear(fixed, factors, bias.requires_grad_()).sum().backward()
     assert torch.equal(bias.grad.cpu(), torch.full((66,), 6.0, dtype=torch.float64))
+
+
+def test_factors_are_not_kept_for_a_bias_alone(device):
+    x, factors, bias = arguments(SAMPLES["both"], torch.float64, device)
+    with torch.inference_mode():
+        fixed = [w * 1 for w in factors]
+    for given in (factors, fixed):
+        y = cuops.kron_linear(x, given, bias.requires_grad_())
+        factors[0].zero_()
+        dy = torch.randn_like(y)
+        (dbias,) = torch.autograd.grad(y, bias, dy)
+        torch.testing.assert_close(dbias, dy.sum(tuple(range(y.ndim - 1))), rtol=1e-12, atol=1e-12)
+
+
+def test_transforms_leave_no_more_between_factors_than_calls(device):
+    """In either order of the sizes; what all differentiation in forward mode and of higher order is made of."""
+    rows, grows = 5, [torch.randn(40, 1, device=device), torch.randn(1, 40, device=device)]
+    for factors, needs in ((grows, [True, True]), (grows[::-1], [True, True])):
+        x, dy = (torch.randn(rows, 40, device=device) for _ in range(2))
+        with Largest() as largest:
+            reference.kron_linear_torch(x, factors, None)
+            reference.kron_linear_torch_backward(dy, x, factors, True, needs)
+        assert largest.bytes == rows * 40 * 8
 
 
 def test_results_may_be_written_into(device):

@@ -194,6 +194,21 @@ def test_what_is_frozen_and_no_longer_trained_stays_so():
     assert [w.requires_grad for w in (*found.factors, found.bias)] == [False, False, True]
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_what_parametrizations_make_is_trained_as_they_are(is_trained):
+    linear = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 4)).requires_grad_(is_trained)
+    with torch.no_grad():
+        found, _ = KronLinear.from_linear(linear, (2, 3), (2, 2))
+    assert [p.requires_grad for p in found.parameters()] == [is_trained] * 3
+
+
+def test_a_weight_that_processes_share_is_refused():
+    linear = torch.nn.Linear(6, 4)
+    linear.weight.full_tensor = None  # as a DTensor has it
+    with pytest.raises(TypeError, match="^linear: expected a plain weight, got a Parameter$"):
+        KronLinear.from_linear(linear, (2, 3), (2, 2))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn], ids=str)
 def test_a_weight_of_another_dtype_is_refused(dtype):
     linear = torch.nn.Linear(6, 4)
@@ -213,6 +228,7 @@ def test_a_weight_of_another_dtype_is_refused(dtype):
         ("out_factors", TypeError, lambda: KronLinear((2, 3), (2.0, 3))),
         ("out_factors", ValueError, lambda: KronLinear((2, 3), (6,))),
         ("out_factors", ValueError, lambda: KronLinear((1, 1), (1 << 32, 1 << 31), device="meta")),
+        ("in_factors", ValueError, lambda: KronLinear((2,) * 20_000, (1,) * 20_000, device="meta")),
         ("in_factors", TypeError, lambda: KronLinear((True, 3), (2, 3))),
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.int64)),
         ("dtype", TypeError, lambda: KronLinear((2, 3), (2, 3), dtype=torch.complex64)),

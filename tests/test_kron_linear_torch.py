@@ -17,6 +17,12 @@ from samples import DTYPES, make
 gpu = pytest.mark.gpu
 
 
+def test_a_list_of_parameters_compiles(device):
+    factors = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(size, device=device)) for size in ((2, 3), (4, 2))])
+    compiled = torch.compile(lambda x: cuops.kron_linear(x, factors), fullgraph=True, backend="eager")
+    assert compiled(torch.ones(5, 6, device=device)).shape == (5, 8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("sample", "with_bias"), [("a vector", True), ("empty batch", False), ("both", True)])
 def test_the_operator_keeps_what_it_promises_pytorch(sample, with_bias, dtype, device):

@@ -28,6 +28,7 @@ gpu = pytest.mark.gpu
         ((4, [(2, 2), (2, 1 << 63)]), {}, ValueError, r"shapes\[1\]"),
         ((1 << 39, [(2, 2)]), {}, ValueError, "shapes"),
         ((1, [(1 << 20, 1 << 20)]), {}, ValueError, "shapes"),
+        ((1, [(2, 2)] * 20_000), {}, ValueError, "shapes"),
         ((0, [(2, 2)]), {}, ValueError, "rows"),
         ((4.0, [(2, 2)]), {}, TypeError, "rows"),
         ((True, [(2, 2)]), {}, TypeError, "rows"),

@@ -190,6 +190,11 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     return value
 
 
+def short(number: int) -> str:
+    """A number for a message, for which it may be too long."""
+    return str(number) if number < 1 << 128 else f"2^{number.bit_length() - 1} or more"
+
+
 def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that arrays of these shapes, by name, broadcast to."""
     if len(shapes) == 1:  # of sizes that may be unknown

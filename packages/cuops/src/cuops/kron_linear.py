@@ -78,7 +78,8 @@ def _matrices(factors: Iterable[Any]) -> list[Any]:
     """The factors as a list. One array with more dimensions is refused: what its first dimension is, is a guess."""
     if hasattr(type(factors), "shape") or not _arguments.is_ordered(factors):
         raise TypeError(f"factors: expected a list of matrices, got {type(factors).__qualname__}")
-    matrices = list(factors)
+    # Not list(factors), which PyTorch 2.7 does not compile of a ParameterList.
+    matrices = [w for w in factors]  # noqa: C416
     if not matrices:
         raise ValueError("factors: expected at least one matrix, got none")
     return matrices
@@ -104,7 +105,7 @@ def _check(x: Any, factors: Sequence[Any], bias: Any, condition: str = "") -> No
     is_compiled = torch is not None and torch.compiler.is_compiling()  # where this would bound sizes that are symbols
     for elements in (math.prod(outs), math.prod((*x.shape[:-1], *outs))):
         if not is_compiled and isinstance(elements, int) and elements >= 1 << 63:  # or a symbol, while a call is traced
-            raise ValueError(f"factors: expected a result of less than 2^63 elements, got {elements}")
+            raise ValueError(f"factors: expected a result of less than 2^63 elements, got {_arguments.short(elements)}")
     if bias is not None and tuple(bias.shape) != (math.prod(outs),):
         raise ValueError(f"bias: expected shape ({math.prod(outs)},), got {tuple(bias.shape)}")
 

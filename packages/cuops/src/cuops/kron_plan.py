@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _backend
-from ._arguments import DTYPES, dtype_name, integer, is_ordered
+from ._arguments import DTYPES, dtype_name, integer, is_ordered, short
 from ._torch import torch
 
 MOST = (1 << 40) - 1  # elements of an array, more than any GPU holds
@@ -115,7 +115,7 @@ def kron_plan(
     flat = _flat(shapes)
     of_factors = (o * i for o, i in zip(flat[::2], flat[1::2], strict=True))
     if (elements := max(math.prod(flat[::2]) * rows, math.prod(flat[1::2]) * rows, *of_factors)) > MOST:
-        raise ValueError(f"shapes: expected x, y and factors of less than 2^40 elements, got {elements}")
+        raise ValueError(f"shapes: expected x, y and factors of less than 2^40 elements, got {short(elements)}")
     numbers = rows, flat, 1, allow_tf32, _index(device)
     found = _backend.library().kron_linear_plan(DTYPES.index(name), *numbers)
     groups = [(first, count, str(kernel), *map(int, facts)) for first, count, kernel, *facts in found]

@@ -171,13 +171,32 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
     return y
 
 
-def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ kron(factors).T + bias. Differentiable."""
+def _begins_with_last(factors: Sequence[Any]) -> bool:
+    """Whether less lies between the factors where the last one comes first."""
+    sizes = [w.shape for w in factors]
+    return max(elements_between(sizes[::-1])) < max(elements_between(sizes))
+
+
+def _columns(state: torch.Tensor, size: int, rest: int, from_last: bool) -> torch.Tensor:
+    """What one factor reads or writes of a state: (rows, size, rest), or (rows, rest, size)."""
+    return state.reshape(len(state), *((rest, size) if from_last else (size, rest)))
+
+
+def _applied(columns: torch.Tensor, w: torch.Tensor, from_last: bool) -> torch.Tensor:
+    """What a factor makes of them: (rows, rest, o), or (rows, o, rest)."""
     import torch
 
-    rows, state = math.prod(x.shape[:-1]), x.double()
-    for w, rest in zip(factors, _rests(factors), strict=True):
-        state = torch.tensordot(state.reshape(rows, w.shape[1], rest), w.double(), dims=([1], [1]))
+    product = torch.tensordot(columns, w.double(), dims=([2 if from_last else 1], [1]))
+    return product.mT if from_last else product
+
+
+def kron_linear_torch(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+    """x @ kron(factors).T + bias: from the first dimension on, or the last, as `kron_linear_numpy`. Differentiable."""
+    from_last = _begins_with_last(factors)
+    ordered = factors[::-1] if from_last else factors
+    state = x.double().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    for w, rest in zip(ordered, _rests(ordered), strict=True):
+        state = _applied(_columns(state, w.shape[1], rest, from_last), w, from_last)
     y = state.reshape(*x.shape[:-1], math.prod([w.shape[0] for w in factors]))
     return (y if bias is None else y + bias.double()).to(x.dtype)
 
@@ -191,23 +210,28 @@ def kron_linear_torch_backward(
     """
     import torch
 
-    rows, rests, state, grad = math.prod(x.shape[:-1]), _rests(factors), x.double(), dy.double()
-    states = {}
-    for k, (w, rest) in enumerate(zip(factors, rests, strict=True)):
-        if any(needs_factors[k:]):
-            states[k] = state.reshape(rows, w.shape[1], rest)
-        if any(needs_factors[k + 1 :]):
-            state = torch.tensordot(states[k], w.double(), dims=([1], [1]))
-    dfactors: list[torch.Tensor | None] = [None] * len(factors)
+    from_last = _begins_with_last(factors)
+    ordered, needs = (factors[::-1], needs_factors[::-1]) if from_last else (factors, needs_factors)
+    rows, rests, states = math.prod(x.shape[:-1]), _rests(ordered), {}
+    state, grad = (t.double().reshape(rows, t.shape[-1]) for t in (x, dy))
+    for k, (w, rest) in enumerate(zip(ordered, rests, strict=True)):
+        if any(needs[k:]):
+            states[k] = _columns(state, w.shape[1], rest, from_last)
+        if any(needs[k + 1 :]):
+            state = _applied(states[k], w, from_last)
+    found: list[torch.Tensor | None] = [None] * len(factors)
     for k in reversed(range(len(factors))):
-        w = factors[k]
-        grad = grad.reshape(rows, rests[k], w.shape[0])
-        if needs_factors[k]:
-            dfactors[k] = torch.tensordot(grad, states.pop(k), dims=([0, 1], [0, 2])).to(w.dtype)
-        if not needs_x and not any(needs_factors[:k]):
-            return None, dfactors
-        grad = torch.tensordot(grad, w.double(), dims=([2], [0])).mT
-    return grad.reshape(x.shape).to(x.dtype), dfactors
+        w = ordered[k]
+        grad = _columns(grad, w.shape[0], rests[k], not from_last)
+        if needs[k]:
+            over = ([0, 2], [0, 1]) if from_last else ([0, 1], [0, 2])
+            found[k] = torch.tensordot(grad, states.pop(k), dims=over).to(w.dtype)
+        if not needs_x and not any(needs[:k]):
+            break
+        grad = torch.tensordot(grad, w.double(), dims=([1 if from_last else 2], [0]))
+        grad = grad if from_last else grad.mT
+    dx = grad.reshape(x.shape).to(x.dtype) if needs_x else None
+    return dx, found[::-1] if from_last else found
 
 
 def _samples(xp: Any, parameters: list[Any], noise: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._transforms import PLAIN, is_transformed, takes_formula
 from .bwd import Kept
-from .operators import bwd_cuda, bwd_plain, forward_and_states, fwd_cuda, of_sizes
+from .operators import bwd_cuda, bwd_plain, forward_and_states, fwd_cuda, restored, saved
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -70,19 +70,17 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
-        _, _, *needs_factors = ctx.needs_input_grad
+        needs_x, _, *needs_factors = ctx.needs_input_grad
         y, kept = forward_and_states(x, factors, bias, needs_factors)
-        ctx.factors, ctx.parts, ctx.sizes = len(factors), kept.parts, x.shape
-        ctx.save_for_backward(x if any(needs_factors) else None, *factors, *kept.states)
+        ctx.parts, ctx.sizes = kept.parts, [x.shape, *[w.shape for w in factors]]
+        ctx.save_for_backward(*saved(x, factors, needs_x, any(needs_factors)), *kept.states)
         return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        x, *saved = ctx.saved_tensors
-        factors, kept = saved[: ctx.factors], Kept(saved[ctx.factors :], ctx.parts)
+        arrays, given = len(ctx.sizes), ctx.saved_tensors
+        (x, *factors), kept = restored(dy, given[:arrays], ctx.sizes), Kept([*given[arrays:]], ctx.parts)
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
-        if x is None:
-            x = of_sizes(dy, ctx.sizes)
         arguments = dy.resolve_neg(), x, factors, needs_x, needs_factors, needs_bias
         if takes_formula(dy):
             dx, dfactors, dbias = bwd_plain(*arguments)

@@ -133,21 +133,24 @@ def _bwd_fake(dy, x, factors, needs_x, needs_factors, needs_bias):  # type: igno
 
 def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     x, factors, bias = inputs
-    ctx.has_bias, ctx.sizes = bias is not None, x.shape
+    ctx.has_bias, ctx.sizes = bias is not None, [t.shape for t in (x, *factors)]
     needs_factors = any(ctx.needs_input_grad[1 : 1 + len(factors)])  # which are not in a list of their own yet
-    ctx.save_for_backward(x if needs_factors else None, *factors)
+    ctx.save_for_backward(*saved(x, factors, ctx.needs_input_grad[0], needs_factors))
 
 
-def of_sizes(dy: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Stands for x in a backward without factors' gradients, for which only the sizes matter: so that x is not kept."""
-    return dy.new_empty(()).expand(sizes)
+def saved(x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: bool) -> list[Tensor | None]:
+    """What gradients need of x and the factors: of x for the factors' alone, of the factors not for the bias's."""
+    return [x if needs_factors else None, *(w if needs_x or needs_factors else None for w in factors)]
+
+
+def restored(dy: Tensor, given: Sequence[Tensor | None], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """What was saved, and in place of what was not a tensor that has its sizes alone."""
+    return [dy.new_empty(()).expand(size) if t is None else t for t, size in zip(given, sizes, strict=True)]
 
 
 def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]
-    x, *factors = ctx.saved_tensors
+    x, *factors = restored(dy, ctx.saved_tensors, ctx.sizes)
     needs_x, needs_factors, needs_bias = ctx.needs_input_grad
-    if x is None:
-        x = of_sizes(dy, ctx.sizes)
     needs_bias = ctx.has_bias and needs_bias
     backward = bwd_plain if takes_formula(dy) else torch.ops.cuops.kron_linear_bwd
     dx, dfactors, dbias = backward(dy, x, factors, needs_x, list(needs_factors), needs_bias)

@@ -58,7 +58,9 @@ class KronLinear(torch.nn.Module):
         self.in_features, self.out_features = math.prod(self.in_factors), math.prod(self.out_factors)
         for name, features in (("in_factors", self.in_features), ("out_factors", self.out_features)):
             if features >= 1 << 63:
-                raise ValueError(f"{name}: expected sizes whose product is less than 2**63, got {features}")
+                raise ValueError(
+                    f"{name}: expected sizes whose product is less than 2**63, got {_arguments.short(features)}"
+                )
         if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"dtype: expected torch.float64, float32, float16 or bfloat16, got {dtype!r}")
         made = {"device": device, "dtype": dtype}
@@ -105,7 +107,8 @@ class KronLinear(torch.nn.Module):
             ``norm(A - kron(factors)) / norm(A)``.
 
         Raises:
-            TypeError: linear is not a `torch.nn.Linear`, or a parameter is not float64, float32, float16 or bfloat16.
+            TypeError: linear is not a `torch.nn.Linear`, or has a DTensor, or a parameter that is not float64, float32,
+                float16 or bfloat16.
             ValueError: the products of the factors are not the sizes of its weight, there are more than 64 factors, the
                 weight has no values or one that is not finite, or weight or bias have other shapes than a linear layer.
 
@@ -120,6 +123,8 @@ class KronLinear(torch.nn.Module):
                 continue
             if torch.nn.parameter.is_lazy(p):
                 raise ValueError(f"linear: expected a {name} with values, got a {type(linear).__qualname__} without")
+            if hasattr(p, "full_tensor"):
+                raise TypeError(f"linear: expected a plain {name}, got a {type(p).__qualname__}")
             if p.is_meta:
                 raise ValueError(f"linear: expected a {name} with values, got one on meta")
             if p.layout is not torch.strided:
@@ -132,10 +137,11 @@ class KronLinear(torch.nn.Module):
             raise ValueError(f"linear: expected a bias of shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}")
         sizes = _sizes("in_factors", in_factors), _sizes("out_factors", out_factors)
         for name, given, wanted in zip(("in_factors", "out_factors"), sizes, reversed(weight.shape), strict=True):
-            if (got := math.prod(given)) != wanted:
-                raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
             if len(given) > 64:  # dimensions of a tensor
                 raise ValueError(f"{name}: expected at most 64 sizes, got {len(given)}")
+            if math.prod(given) != wanted:
+                got = _arguments.short(math.prod(given))
+                raise ValueError(f"{name}: expected sizes whose product is {wanted}, as linear has it, got {got}")
         if not weight.detach().isfinite().all():
             raise ValueError("linear: expected a finite weight, got one with infinities or NaN")
         made = *sizes, bias is not None
@@ -147,10 +153,18 @@ class KronLinear(torch.nn.Module):
         nearest, error = nearest_kronecker(weight.detach(), layer.out_factors, layer.in_factors)
         with torch.no_grad():
             for w, found in zip(layer.factors, nearest, strict=True):
-                w.copy_(found).requires_grad_(weight.requires_grad)
+                w.copy_(found).requires_grad_(_is_trained(linear, "weight"))
             if layer.bias is not None:
-                layer.bias.copy_(bias).requires_grad_(bias.requires_grad)
+                layer.bias.copy_(bias).requires_grad_(_is_trained(linear, "bias"))
         return layer.train(linear.training), error
+
+
+def _is_trained(linear: torch.nn.Linear, name: str) -> bool:
+    """Whether a parameter wants a gradient, or what makes it does where it is parametrized."""
+    made = getattr(linear, "parametrizations", {})
+    if name in made:
+        return any(p.requires_grad for p in made[name].parameters())
+    return bool(getattr(linear, name).requires_grad)
 
 
 def _sizes(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
