@@ -20,11 +20,19 @@ if TYPE_CHECKING:
     import torch  # the wheels are checked where there is none
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError
+    return part, parts
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheels", type=Path, default=Path("dist"), help="the folder with the wheels to check")
     parser.addoption(
         "--toolchain", default="", help="the folder with the backend's toolchain, where it is not installed"
     )
+    parser.addoption("--part", type=_part, metavar="2/8", help="some of the tests that are chosen, as neighbours")
     parser.addoption("--nothing-cached", action="store_true", help="compile all for the wheel that is built again")
 
 
@@ -35,6 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
         if not torch.cuda.is_available():
             raise pytest.UsageError("PyTorch sees no GPU here, which these tests need")
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of one part: a sanitizer takes hours for all, and less where tests have kernels in common."""
+    if config.option.part:
+        part, parts = config.option.part
+        first, end = (len(items) * k // parts for k in (part - 1, part))
+        config.hook.pytest_deselected(items=[*items[:first], *items[end:]])
+        items[:] = items[first:end]
 
 
 def pytest_runtest_logfinish() -> None:

@@ -170,3 +170,15 @@ def test_a_missing_sanitizer_is_said_at_once(tree, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     code, told = nox(tree, "sanitize")
     assert (code != 0, "compute-sanitizer, which comes with a CUDA toolkit, is not here" in told) == (True, True), told
+
+
+def test_parts_of_the_tests_are_all_of_them_in_their_order():
+    def collected(*options):
+        chosen = ("tests/release/test_version.py", "-q", "--collect-only", "-p", "no:randomly", *options)
+        said = subprocess.run([sys.executable, "-m", "pytest", *chosen], cwd=ROOT, capture_output=True, text=True)
+        return said.returncode, [line for line in said.stdout.splitlines() if "::" in line]
+
+    parts = [collected("--part", f"{k}/3") for k in (1, 2, 3)]
+    assert all(code == 0 and found for code, found in parts)
+    assert (0, [name for _, found in parts for name in found]) == collected()
+    assert collected("--part", "4/3")[0] == 4  # a usage error
