@@ -6,6 +6,7 @@ import cuops
 import torch
 from cuops import reference
 from kron_samples import SAMPLES, Largest, arguments, definition, exact_gradients
+from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -65,6 +66,35 @@ def test_transforms_leave_no_more_between_factors_than_calls(device):
             reference.kron_linear_torch(x, factors, None)
             reference.kron_linear_torch_backward(dy, x, factors, True, needs)
         assert largest.bytes == rows * 40 * 8
+
+
+def test_transforms_are_traced_for_any_number_of_rows(device):
+    def all_of(x, dy, *factors):
+        dx, dfactors = reference.kron_linear_torch_backward(dy, x, factors, True, [True, True])
+        return reference.kron_linear_torch(x, factors, None), dx, *dfactors
+
+    def arguments_of(rows):
+        sizes = (rows, 15), (rows, 8), (2, 3), (4, 5)
+        return [torch.randn(size, dtype=torch.float64, device=device) for size in sizes]
+
+    traced, given = make_fx(all_of, tracing_mode="symbolic")(*arguments_of(6)), arguments_of(9)
+    for got, want in zip(traced(*given), all_of(*given), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_sizes_of_factors_that_are_left_open_have_one_graph(device):
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, dynamic=True, fullgraph=True)
+    def gradients(x, w, v):
+        return torch.func.grad(lambda w: cuops.kron_linear(x, [w, v]).square().sum())(w)
+
+    for o, p in ((2, 4), (7, 2), (3, 11), (11, 3)):
+        w, v = torch.randn(o, 5, device=device), torch.randn(p, 3, device=device)
+        x = torch.randn(6, 15, device=device)
+        want = torch.func.grad(lambda w, v=v, x=x: (x @ torch.kron(w, v).T).square().sum())(w)
+        torch.testing.assert_close(gradients(x, w, v), want, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
 
 
 def test_results_may_be_written_into(device):

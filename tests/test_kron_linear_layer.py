@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from cuops.nn import KronLinear
 from samples import make
+from torch.nn.utils import prune
 
 FACTORS = [((4, 6), (5, 3)), ((7,), (2,)), ((2, 3, 4), (3, 1, 5)), ((2,) * 10, (2,) * 10)]
 
@@ -200,6 +201,12 @@ def test_what_parametrizations_make_is_trained_as_they_are(is_trained):
     with torch.no_grad():
         found, _ = KronLinear.from_linear(linear, (2, 3), (2, 2))
     assert [p.requires_grad for p in found.parameters()] == [is_trained] * 3
+
+
+def test_a_pruned_weight_is_trained_as_what_was_pruned_is():
+    linear = prune.l1_unstructured(torch.nn.Linear(6, 4), "weight", 0.3).requires_grad_(False)
+    found, _ = KronLinear.from_linear(linear, (2, 3), (2, 2))
+    assert not any(p.requires_grad for p in found.parameters())
 
 
 def test_a_weight_that_processes_share_is_refused():

@@ -186,13 +186,13 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     value = int(value) if isinstance(value, numbers.Integral) else value
     if value < least or (most is not None and value > most):
         within = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name}: expected an integer {within}, got {value}")
+        raise ValueError(f"{name}: expected an integer {within}, got {short(value)}")
     return value
 
 
 def short(number: int) -> str:
     """A number for a message, for which it may be too long."""
-    return str(number) if number < 1 << 128 else f"2^{number.bit_length() - 1} or more"
+    return f"2^{number.bit_length() - 1} or more" if isinstance(number, int) and number >= 1 << 128 else str(number)
 
 
 def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -172,14 +172,18 @@ def kron_linear_numpy(x: np.ndarray, factors: Sequence[np.ndarray], bias: np.nda
 
 
 def _begins_with_last(factors: Sequence[Any]) -> bool:
-    """Whether less lies between the factors where the last one comes first."""
+    """Whether less lies between the factors where the last one comes first: not in traced code, for any sizes."""
+    import torch
+
     sizes = [w.shape for w in factors]
+    if torch.compiler.is_compiling() or any(isinstance(n, torch.SymInt) for size in sizes for n in size):
+        return False
     return max(elements_between(sizes[::-1])) < max(elements_between(sizes))
 
 
 def _columns(state: torch.Tensor, size: int, rest: int, from_last: bool) -> torch.Tensor:
     """What one factor reads or writes of a state: (rows, size, rest), or (rows, rest, size)."""
-    return state.reshape(len(state), *((rest, size) if from_last else (size, rest)))
+    return state.reshape(state.shape[0], *((rest, size) if from_last else (size, rest)))
 
 
 def _applied(columns: torch.Tensor, w: torch.Tensor, from_last: bool) -> torch.Tensor:

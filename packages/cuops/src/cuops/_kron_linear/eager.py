@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._transforms import PLAIN, is_transformed, takes_formula
 from .bwd import Kept
-from .operators import bwd_cuda, bwd_plain, forward_and_states, fwd_cuda, restored, saved
+from .operators import bwd_cuda, bwd_plain, forward_and_states, fwd_cuda, restored
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -72,14 +72,19 @@ class _Direct(torch.autograd.Function):
     def forward(ctx, x, bias, *factors):  # type: ignore[no-untyped-def]
         needs_x, _, *needs_factors = ctx.needs_input_grad
         y, kept = forward_and_states(x, factors, bias, needs_factors)
-        ctx.parts, ctx.sizes = kept.parts, [x.shape, *[w.shape for w in factors]]
-        ctx.save_for_backward(*saved(x, factors, needs_x, any(needs_factors)), *kept.states)
+        ctx.parts, ctx.arrays, needs_any_factor = kept.parts, 1 + len(factors), any(needs_factors)
+        if needs_x or needs_any_factor:
+            ctx.sizes = [x.shape]
+            ctx.save_for_backward(x if needs_any_factor else None, *factors, *kept.states)
+        else:
+            ctx.sizes = [t.shape for t in (x, *factors)]
+            ctx.save_for_backward(*[None] * ctx.arrays)
         return _unsafe_view(y, y.shape) if y._is_view() else y  # autograd lets nobody write into a Function's views
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        arrays, given = len(ctx.sizes), ctx.saved_tensors
-        (x, *factors), kept = restored(dy, given[:arrays], ctx.sizes), Kept([*given[arrays:]], ctx.parts)
+        saved, arrays = ctx.saved_tensors, ctx.arrays
+        (x, *factors), kept = restored(dy, saved[:arrays], ctx.sizes), Kept([*saved[arrays:]], ctx.parts)
         needs_x, needs_bias, *needs_factors = ctx.needs_input_grad
         arguments = dy.resolve_neg(), x, factors, needs_x, needs_factors, needs_bias
         if takes_formula(dy):

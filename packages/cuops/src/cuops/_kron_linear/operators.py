@@ -135,17 +135,16 @@ def _save_for_bwd(ctx, inputs, output):  # type: ignore[no-untyped-def]
     x, factors, bias = inputs
     ctx.has_bias, ctx.sizes = bias is not None, [t.shape for t in (x, *factors)]
     needs_factors = any(ctx.needs_input_grad[1 : 1 + len(factors)])  # which are not in a list of their own yet
-    ctx.save_for_backward(*saved(x, factors, ctx.needs_input_grad[0], needs_factors))
+    kept = factors if ctx.needs_input_grad[0] or needs_factors else [None] * len(factors)
+    ctx.save_for_backward(x if needs_factors else None, *kept)
 
 
-def saved(x: Tensor, factors: Sequence[Tensor], needs_x: bool, needs_factors: bool) -> list[Tensor | None]:
-    """What gradients need of x and the factors: of x for the factors' alone, of the factors not for the bias's."""
-    return [x if needs_factors else None, *(w if needs_x or needs_factors else None for w in factors)]
+def restored(dy: Tensor, saved: Sequence[Tensor | None], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """x and the factors as they were saved, and a tensor that has its sizes alone in place of what was not.
 
-
-def restored(dy: Tensor, given: Sequence[Tensor | None], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """What was saved, and in place of what was not a tensor that has its sizes alone."""
-    return [dy.new_empty(()).expand(size) if t is None else t for t, size in zip(given, sizes, strict=True)]
+    That is x in a backward without factors' gradients, and all in one with the bias's alone, which read nothing else.
+    """
+    return [dy.new_empty(()).expand(sizes[k]) if t is None else t for k, t in enumerate(saved)]
 
 
 def _bwd_of_fwd(ctx, dy):  # type: ignore[no-untyped-def]

@@ -44,14 +44,12 @@ def _parts(location: str) -> tuple[Path, str | None]:
 def read(location: str) -> FileArray:
     """The array at PATH.npy, PATH.safetensors (of one tensor), or PATH.safetensors:NAME."""
     path, name = _parts(location)
+    if path.is_fifo():
+        raise ValueError(f"{location}: expected a file that can be read from anywhere, got a pipe")
     if path.suffix == ".safetensors":
         return _read_safetensors(path, name)
     try:
         values = np.lib.format.open_memmap(location, mode="r")
-    except OSError as error:
-        if error.errno != errno.ESPIPE:
-            raise
-        raise ValueError(f"{location}: expected a file that can be read from anywhere, got a pipe") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{location}: expected one array, as numpy.save writes it") from error
     if values.dtype == np.dtype("V2"):

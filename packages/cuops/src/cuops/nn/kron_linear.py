@@ -160,10 +160,12 @@ class KronLinear(torch.nn.Module):
 
 
 def _is_trained(linear: torch.nn.Linear, name: str) -> bool:
-    """Whether a parameter wants a gradient, or what makes it does where it is parametrized."""
-    made = getattr(linear, "parametrizations", {})
-    if name in made:
-        return any(p.requires_grad for p in made[name].parameters())
+    """Whether a parameter wants a gradient, or, parametrized or pruned, one of those that it is made of does."""
+    if name not in linear._parameters:
+        prefixes = f"parametrizations.{name}.", f"{name}_"
+        made_of = [p for of, p in linear.named_parameters() if of.startswith(prefixes)]
+        if made_of:
+            return any(p.requires_grad for p in made_of)
     return bool(getattr(linear, name).requires_grad)
 
 

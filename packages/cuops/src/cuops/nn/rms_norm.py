@@ -68,9 +68,14 @@ class RMSNorm(torch.nn.RMSNorm):
         # reset_parameters reads these.
         self.__dict__.update(weight_offset=float(weight_offset), _y_dtype=None, bias=None)
         super().__init__(sizes, eps, elementwise_affine, device=device, dtype=dtype)
-        zeros = torch.nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype)) if bias else None
-        del self.__dict__["bias"]
-        self.register_parameter("bias", zeros)  # also where there is none: a derived class may register its own
+        if bias:
+            self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape, device=device, dtype=dtype))
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """As every module has it; a bias takes the place of none."""
+        if name == "bias" and self.__dict__.get(name, self) is None:
+            del self.__dict__[name]
+        super().register_parameter(name, param)
 
     def reset_parameters(self) -> None:
         """Makes the weight 1 - weight_offset, the bias 0."""
