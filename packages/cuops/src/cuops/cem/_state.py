@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from .. import reference
 from .._torch import torch
+from ._elite_moments import sample_seed
 from ._library import copied, library_of
 
 
@@ -68,7 +68,7 @@ class State:
             kept_indices=xp.full((problems, kept), -1, **count),
             counts=xp.zeros((problems, 3), **count),
             summary=xp.full((problems, 4), xp.nan, **wide),
-            clock=xp.asarray([0, reference.sample_seed(seed, 0), seed, 0], dtype=xp.int64, **place),
+            clock=xp.asarray([0, sample_seed(seed, 0), seed, 0], dtype=xp.int64, **place),
             covariance=matrices[0],
             factor=matrices[1],
         )

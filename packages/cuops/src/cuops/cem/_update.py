@@ -1,13 +1,14 @@
-"""Refits the distribution to the elites, on the CPU by reference.py, on a GPU by csrc/elite_moments.cc."""
+"""Refits the distribution to the elites, on the CPU by _elite_moments.py, on a GPU by csrc/elite_moments.cc."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from .. import _backend, reference
+from .. import _backend
 from .._arguments import is_tensor
 from .._torch import torch
+from ._elite_moments import elite_moments
 from ._library import copied, exact, library_of, mark_written, writing
 from ._state import Refit, State
 
@@ -40,7 +41,7 @@ def _update_on_cpu(population: Any, scores: Any, state: State, refit: Refit) -> 
 
 def _moments(population: Any, scores: Any, state: State, refit: Refit) -> None:
     if not is_tensor(population):
-        reference.elite_moments(population, scores.reshape(population.shape[:2]), state, refit)
+        elite_moments(population, scores.reshape(population.shape[:2]), state, refit)
     else:
         _backend.library().elite_moments(
             population, scores, state.indices, state.kept_indices, state.counts, state.summary, state.best_score,
