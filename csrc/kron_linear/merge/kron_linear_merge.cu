@@ -142,7 +142,7 @@ __device__ void kron_unmerge(const KronMergeParams& p) {
     __syncthreads();
     if (lane % kMergeThreads < half) found[threadIdx.x] = sum += found[threadIdx.x + half];
   }
-  if (cluster_blocks() > 1) {
+  if (lanes > kMergeThreads) {
     cluster_barrier();
 #pragma unroll 1
     for (int other = 1; lane == 0 && other < lanes / kMergeThreads; ++other) sum += load_remote(found, cluster_rank() + other);
