@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +20,7 @@ from cuops.cli import main
 from kron_samples import arguments, definition
 from safetensors.torch import load_file, save_file
 from samples import make
+from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import __main__ as benchmarks
@@ -70,6 +73,20 @@ def test_profile_traces_the_implementation_of_that_name(tmp_path, capsys, name, 
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"kron_linear forward", "kron_linear backward", calls} <= names
     assert calls in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "runs"), [(8, "float32", True), (9, "float32", False), (9, "half", True)]
+)
+def test_fastkron_is_not_called_where_it_would_end_the_process(monkeypatch, capability, dtype, runs):
+    fastkron = SimpleNamespace(gemkm=lambda x, factors: x)
+    monkeypatch.setitem(sys.modules, "pyfastkron", SimpleNamespace(fastkrontorch=fastkron))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    function = operator.IMPLEMENTATIONS["FastKron"]()
+    with FakeTensorMode():
+        x = torch.empty(2, 9, dtype=getattr(torch, dtype), device="cuda")
+        with contextlib.nullcontext() if runs else pytest.raises(RuntimeError, match="beyond compute capability 8"):
+            function(x, [])
 
 
 def test_profile_names_the_implementations_there_are(capsys):

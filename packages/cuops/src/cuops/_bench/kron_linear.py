@@ -116,6 +116,8 @@ def _fastkron() -> Function:
     from pyfastkron import fastkrontorch
 
     def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+        if x.is_cuda and x.dtype.itemsize >= 4 and torch.cuda.get_device_capability(x.device) >= (9, 0):
+            raise RuntimeError("FastKron 1.1 has no kernel beyond compute capability 8, but a segmentation fault")
         y = fastkrontorch.gemkm(x, [w.mT for w in factors])
         return y if bias is None else y + bias
 
