@@ -9,7 +9,7 @@ import torch
 from kron_samples import columns_of, factors_of, random, x_of
 
 
-def arguments(rows, sizes, dtype):
+def problem_of(rows, sizes, dtype):
     """x, dy and factors whose products keep the magnitude of what they are applied to."""
     factors = [(w / w.shape[1] ** 0.5).to(dtype) for w in factors_of(sizes, torch.float64)]
     out = math.prod(o for o, _ in sizes)
@@ -34,7 +34,7 @@ def exact(x, dy, factors):
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]
 
 
-def check(got, x, dy, factors):
+def check_gradients(got, x, dy, factors):
     """y and the gradients, or the first of these, are right but for rounding.
 
     Sums are float32 (float64 of float64), one term after the other, and of those of many rows. What launches leave for

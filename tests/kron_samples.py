@@ -148,7 +148,7 @@ def close(got, want):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * want.abs().max().item())
 
 
-def distance(got, want):
+def row_distance(got, want):
     """Of each row, relative to its length."""
     return ((got.double() - want).norm(dim=-1) / want.norm(dim=-1)).max().item()
 

@@ -8,7 +8,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import arguments, check, exact, value_and_gradients
+from kron_exact import check_gradients, exact, problem_of, value_and_gradients
 from kron_samples import assert_repeatable, random
 from samples import DTYPES
 
@@ -32,8 +32,8 @@ SEVERAL = [
 @pytest.mark.parametrize("rows", [1, 5, 16, 128, 1024])
 @pytest.mark.parametrize("sizes", ONE + SEVERAL, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
-    x, dy, factors = arguments(rows, sizes, dtype)
-    check(value_and_gradients(x, dy, factors), x, dy, factors)
+    x, dy, factors = problem_of(rows, sizes, dtype)
+    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,7 +41,7 @@ def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
 @pytest.mark.parametrize("leads", [1, 3])
 def test_biases_and_rows_apart_and_factors_of_any_strides(leads, sizes, dtype):
     rows = 6
-    x, dy, factors = arguments(rows, sizes, dtype)
+    x, dy, factors = problem_of(rows, sizes, dtype)
     n, out, eps = x.shape[1], dy.shape[1], torch.finfo(dtype).eps
     bias = random((leads, out), dtype, 7)
     want = exact(x, dy, factors)[0] + bias.double().repeat(rows // leads, 1)
@@ -65,13 +65,13 @@ def test_biases_and_rows_apart_and_factors_of_any_strides(leads, sizes, dtype):
             dx, dw = torch.full_like(x, math.nan), torch.full_like(factors[0], math.nan)
             arrays = (t.unsqueeze(-1) for t in (dy, x))
             _backend.library().kron_linear_product_bwd(dx.unsqueeze(-1), dw, *arrays, others[0])
-            check([cuops.kron_linear(x, others), dx, dw], x, dy, factors)
+            check_gradients([cuops.kron_linear(x, others), dx, dw], x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [[(16, 16)], [(3, 3)] * 3], ids=str)
 def test_a_row_that_is_not_finite_keeps_to_itself(sizes, dtype):
-    x, _, factors = arguments(16, sizes, dtype)
+    x, _, factors = problem_of(16, sizes, dtype)
     want = cuops.kron_linear(x, factors)
     x[3, 2] = math.nan
     got = cuops.kron_linear(x, factors)
@@ -83,4 +83,4 @@ def test_a_row_that_is_not_finite_keeps_to_itself(sizes, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [[(12, 12)], [(4, 4)] * 2, [(3, 3)] * 4], ids=str)
 def test_twenty_runs_give_the_same_bits(sizes, dtype):
-    assert_repeatable(value_and_gradients, *arguments(100, sizes, dtype))
+    assert_repeatable(value_and_gradients, *problem_of(100, sizes, dtype))

@@ -9,7 +9,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import arguments, check, exact, gradients, value_and_gradients
+from kron_exact import check_gradients, exact, gradients, problem_of, value_and_gradients
 from kron_samples import assert_repeatable, columns_of, random
 from samples import DTYPES
 
@@ -49,21 +49,21 @@ SEVERAL_LAUNCHES = [
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
-    x, dy, factors = arguments(rows, sizes, dtype)
-    check(value_and_gradients(x, dy, factors), x, dy, factors)
+    x, dy, factors = problem_of(rows, sizes, dtype)
+    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SEVERAL_LAUNCHES, ids=str)
 def test_samples_that_no_multiprocessor_holds(sizes, dtype):
-    x, dy, factors = arguments(max(2, (1 << 18) // columns_of(sizes)), sizes, dtype)
-    check(value_and_gradients(x, dy, factors), x, dy, factors)
+    x, dy, factors = problem_of(max(2, (1 << 18) // columns_of(sizes)), sizes, dtype)
+    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SIZES[:8], ids=str)
 def test_a_bias_for_samples_that_start_anywhere(sizes, dtype):
-    x, dy, factors = arguments(37, sizes, dtype)
+    x, dy, factors = problem_of(37, sizes, dtype)
     wide = random((37, x.shape[1] + 13), dtype)
     wide[:, 3 : 3 + x.shape[1]] = x
     bias = torch.full((dy.shape[1] + 1,), 3.0, dtype=dtype, device="cuda")[1:]
@@ -77,7 +77,7 @@ def test_a_bias_for_samples_that_start_anywhere(sizes, dtype):
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 2, [(7, 7), (11, 11), (13, 13)], [(6, 6)] * 6, [(12, 12)] * 3], ids=str)
 def test_rows_of_two_strides_are_read_in_place(sizes, dtype):
     n = columns_of(sizes)
-    _, _, factors = arguments(1, sizes, dtype)
+    _, _, factors = problem_of(1, sizes, dtype)
     wide = random((3, 50, n + 7), dtype)
     for x in (
         wide[:, :4, :n],
@@ -96,7 +96,7 @@ def test_rows_of_two_strides_are_read_in_place(sizes, dtype):
 @pytest.mark.parametrize("sizes", [[(6, 6)], [(5, 7), (3, 2)], [(12, 12)] * 2, [(3, 3)] * 4], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
-    x, dy, factors = arguments(rows, [*sizes, (inner, inner)], dtype)
+    x, dy, factors = problem_of(rows, [*sizes, (inner, inner)], dtype)
     factors = factors[:-1]
     wide = torch.full((rows, dy.shape[1] + 3), math.nan, dtype=dtype, device="cuda")
     y = wide[:, : dy.shape[1]]
@@ -105,7 +105,7 @@ def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
     dx, dfactors = torch.full_like(x, math.nan), [torch.full_like(w, math.nan) for w in factors]
     partial = torch.full((1 << 22,), math.nan, dtype=torch.promote_types(dtype, torch.float32), device="cuda")
     _backend.library().kron_linear_fibers_bwd(dfactors, dx, partial, dy, x, factors, inner)
-    check([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
+    check_gradients([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
 
 
 def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
@@ -133,13 +133,13 @@ def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
     ids=str,
 )
 def test_small_and_large_factors_in_one_chain(sizes, rows, dtype):
-    x, dy, factors = arguments(rows, sizes, dtype)
-    check([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
+    x, dy, factors = problem_of(rows, sizes, dtype)
+    check_gradients([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
 
 
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)
 def test_gradients_that_are_not_wanted_change_no_other(sizes):
-    x, dy, factors = arguments(40, sizes, torch.float32)
+    x, dy, factors = problem_of(40, sizes, torch.float32)
     everything = gradients(x, dy, factors)
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
         want = [gradient for gradient, needed in zip(everything, needs, strict=True) if needed]
@@ -152,12 +152,12 @@ def test_gradients_that_are_not_wanted_change_no_other(sizes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[1], SIZES[3], SIZES[11], SEVERAL_LAUNCHES[2]], ids=str)
 def test_twenty_runs_give_the_same_bits(sizes, dtype):
-    assert_repeatable(value_and_gradients, *arguments(100, sizes, dtype))
+    assert_repeatable(value_and_gradients, *problem_of(100, sizes, dtype))
 
 
 @pytest.mark.parametrize("sizes", SIZES[:8], ids=str)
 def test_an_infinity_in_one_sample_leaves_the_others_alone(sizes):
-    x, dy, factors = arguments(64, sizes, torch.float32)
+    x, dy, factors = problem_of(64, sizes, torch.float32)
     y, (dx, *_) = cuops.kron_linear(x, factors), gradients(x, dy, factors)
     x[7, 1], dy[9, 2] = math.inf, math.nan
     others = torch.arange(64) != 7
@@ -167,7 +167,7 @@ def test_an_infinity_in_one_sample_leaves_the_others_alone(sizes):
 
 
 def test_launches_wait_for_what_the_ones_before_them_write():
-    x, grad, factors = arguments(500, [(6, 6)] * 4, torch.float32)
+    x, grad, factors = problem_of(500, [(6, 6)] * 4, torch.float32)
     wide, wide_grad = x.double(), grad.double()
     for k in range(20):
         factors = [w.roll(k, 0) for w in factors]

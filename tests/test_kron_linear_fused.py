@@ -9,7 +9,7 @@ import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear.gemm import chain_of_matmuls
-from kron_samples import FUSED, assert_repeatable, columns_of, distance, factors_of, random, x_of
+from kron_samples import FUSED, assert_repeatable, columns_of, factors_of, random, row_distance, x_of
 
 gpu = pytest.mark.gpu
 THREE = [[(32, 32)] * 3, [(12, 24), (28, 24), (20, 16)], [(31, 5), (17, 29), (32, 28)], [(3, 32), (32, 3), (4, 32)]]
@@ -46,7 +46,8 @@ def test_float32_is_as_accurate_as_a_chain_of_gemms(sizes):
     x, factors = random((300, columns_of(sizes))), factors_of(sizes)
     wide = x_of(x.double(), [w.double() for w in factors])
     assert (
-        distance(cuops.kron_linear(x, factors), wide) <= 2 * distance(chain_of_matmuls(x, factors, None), wide) + 1e-7
+        row_distance(cuops.kron_linear(x, factors), wide)
+        <= 2 * row_distance(chain_of_matmuls(x, factors, None), wide) + 1e-7
     )
 
 
@@ -65,7 +66,7 @@ def test_many_samples_of_few_slabs(outs, ins, allow_tf32):
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     # TF32 rounds numbers, and what is between the factors, to 10 bits.
-    assert distance(y, want) < (2e-3 if allow_tf32 else 1e-6)
+    assert row_distance(y, want) < (2e-3 if allow_tf32 else 1e-6)
 
 
 @gpu
@@ -95,8 +96,8 @@ def test_small_factors_with_a_bias(rows, sizes):
     rows = min(rows, (1 << 24) // columns_of(shapes))
     x, factors, bias = random((rows, columns_of(shapes))), factors_of(shapes), random((columns_of(shapes),), seed=8)
     wide = x_of(x.double(), [w.double() for w in factors])
-    assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
-    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+    assert row_distance(cuops.kron_linear(x, factors), wide) < 1e-6
+    assert row_distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
 
 
 @gpu
@@ -110,7 +111,7 @@ def test_small_factors_with_columns_beyond_them(sizes, rows, inner):
     want = x_of(x.double(), [w.double() for w in (*factors, torch.eye(inner, device="cuda"))])
     y = torch.full((rows, columns + 4), math.nan, device="cuda")
     _backend.library().kron_linear_fwd(y[:, :columns], x, factors, inner, None, False)
-    assert distance(y[:, :columns], want) < 1e-6
+    assert row_distance(y[:, :columns], want) < 1e-6
     assert y[:, columns:].isnan().all()
 
 
@@ -128,11 +129,11 @@ def test_large_samples_of_small_factors_in_one_launch(sizes, rows):
     views = random((rows, columns + 16))
     for x, given in ((views[:, :columns].contiguous(), None), (views[:, 4 : 4 + columns], bias)):
         want = chain_of_matmuls(x.double(), [w.double() for w in factors], None if given is None else given.double())
-        assert distance(cuops.kron_linear(x, factors, given), want) < 1e-6
+        assert row_distance(cuops.kron_linear(x, factors, given), want) < 1e-6
         if one_launch:
             y = torch.full((rows, columns + gap), math.nan, device="cuda")
             _backend.library().kron_linear_fwd(y[:, :-gap], x, factors, 1, given, False)
-            assert distance(y[:, :-gap], want) < 1e-6
+            assert row_distance(y[:, :-gap], want) < 1e-6
             assert y[:, -gap:].isnan().all()
 
 
@@ -146,7 +147,7 @@ def test_one_factor_with_columns_beyond_it(rows, size, inner):
     want = (factor.double() @ x.double().reshape(rows, ins, inner)).reshape(rows, -1)
     y = torch.full((rows, outs * inner + gap), math.nan, device="cuda")
     _backend.library().kron_linear_fwd(y[:, :-gap], x, [factor], inner, None, False)
-    assert distance(y[:, :-gap], want) < 1e-6
+    assert row_distance(y[:, :-gap], want) < 1e-6
     assert y[:, -gap:].isnan().all()
 
 
@@ -182,7 +183,7 @@ def test_powers_of_two_with_up_to_1024_elements_a_sample(sizes, dtype, rows):
         wide = chain_of_matmuls(x.double(), [w.double() for w in factors], None if given is None else given.double())
         # Roundings of products and sums, in the dtype of the sums, and one at the end.
         sums = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-        assert distance(cuops.kron_linear(x, factors, given), wide) < 2 * sum(sizes) * sums + torch.finfo(dtype).eps
+        assert row_distance(cuops.kron_linear(x, factors, given), wide) < 2 * sum(sizes) * sums + torch.finfo(dtype).eps
 
 
 @gpu
@@ -194,7 +195,7 @@ def test_tiles_that_follow_one_another(rows, sizes):
     x, factors = random((rows, columns_of(shapes))), factors_of(shapes)
     bias = random((columns_of(shapes),), seed=8)
     wide = x_of(x.double(), [w.double() for w in factors])
-    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+    assert row_distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
 
 
 @gpu
@@ -213,7 +214,7 @@ def test_one_kernel_takes_rows_that_are_no_multiple_of_8(sizes, dtype, rows):
         for given in (None, bias):
             base = torch.full((rows, outputs + 16), math.nan, dtype=dtype, device="cuda")
             _backend.library().kron_linear_fwd(base[:, :outputs], view, factors, 1, given, False)
-            assert distance(base[:, :outputs], want if given is None else want + given) < allowed
+            assert row_distance(base[:, :outputs], want if given is None else want + given) < allowed
             assert base[:, outputs:].isnan().all()
 
 
@@ -225,8 +226,8 @@ def test_any_batch_with_a_bias(rows, sizes):
     x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
     bias = random((math.prod(o for o, _ in sizes),), seed=8)
     wide = x_of(x.double(), [w.double() for w in factors])
-    assert distance(cuops.kron_linear(x, factors), wide) < 1e-6
-    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
+    assert row_distance(cuops.kron_linear(x, factors), wide) < 1e-6
+    assert row_distance(cuops.kron_linear(x, factors, bias), wide + bias) < 1e-6
 
 
 @gpu
@@ -248,8 +249,8 @@ def test_any_batch_with_a_bias(rows, sizes):
 def test_float64_is_as_accurate_as_a_chain_of_gemms(rows, sizes):
     x, factors = random((rows, columns_of(sizes)), torch.float64), factors_of(sizes, torch.float64)
     bias = random((math.prod(o for o, _ in sizes),), torch.float64, seed=8)
-    assert distance(cuops.kron_linear(x, factors, bias), chain_of_matmuls(x, factors, bias)) < 1e-15
-    assert distance(cuops.kron_linear(x, factors), chain_of_matmuls(x, factors, None)) < 1e-15
+    assert row_distance(cuops.kron_linear(x, factors, bias), chain_of_matmuls(x, factors, bias)) < 1e-15
+    assert row_distance(cuops.kron_linear(x, factors), chain_of_matmuls(x, factors, None)) < 1e-15
 
 
 @gpu
@@ -290,7 +291,7 @@ def test_16_bits_lose_little_more_than_a_rounding_of_the_result(sizes, dtype):
     x, factors = random((500, columns_of(shapes)), dtype), factors_of(shapes, dtype)
     wide = x_of(x.double(), [w.double() for w in factors])
     # Half a unit in the last place is eps / 2 at most, and eps / 2 / sqrt(3) on average at the least favourable magnitude.
-    assert distance(cuops.kron_linear(x, factors), wide) < 1.5 * torch.finfo(dtype).eps / 2 / 3**0.5
+    assert row_distance(cuops.kron_linear(x, factors), wide) < 1.5 * torch.finfo(dtype).eps / 2 / 3**0.5
 
 
 @gpu
@@ -302,9 +303,9 @@ def test_16_bits_of_any_batch_with_a_bias(rows, sizes, dtype):
     bias = random((math.prod(o for o, _ in sizes),), dtype, seed=8)
     wide = x_of(x.double(), [w.double() for w in factors])
     allowed = torch.finfo(dtype).eps / 3**0.5  # a few rows may be for GEMMs, which round between the factors
-    assert distance(cuops.kron_linear(x, factors), wide) < allowed
+    assert row_distance(cuops.kron_linear(x, factors), wide) < allowed
     for given in (bias, torch.cat([bias[:1], bias])[1:]):  # the other one does not start where a vector may
-        assert distance(cuops.kron_linear(x, factors, given), wide + bias) < allowed
+        assert row_distance(cuops.kron_linear(x, factors, given), wide + bias) < allowed
 
 
 @pytest.fixture
@@ -330,8 +331,8 @@ def test_tf32_rounds_x_factors_and_what_lies_between(sizes, rows):
     x, factors = random((rows, columns_of(sizes))), factors_of(sizes)
     bias = random((math.prod(o for o, _ in sizes),), seed=8)
     wide = x_of(x.double(), [w.double() for w in factors])
-    assert distance(cuops.kron_linear(x, factors), wide) < lost_by_tf32(sizes)
-    assert distance(cuops.kron_linear(x, factors, bias), wide + bias) < lost_by_tf32(sizes)
+    assert row_distance(cuops.kron_linear(x, factors), wide) < lost_by_tf32(sizes)
+    assert row_distance(cuops.kron_linear(x, factors, bias), wide + bias) < lost_by_tf32(sizes)
 
 
 @gpu
@@ -364,5 +365,5 @@ def test_one_kernel_reads_views_of_factors_and_of_rows(sizes, dtype, allow_tf32,
     for given in (factors, transposed, parts):
         base = torch.full((rows, outputs + 8), math.nan, dtype=dtype, device="cuda")
         _backend.library().kron_linear_fwd(base[:, :outputs], x, given, 1, None, allow_tf32)
-        assert distance(base[:, :outputs], want) < allowed
+        assert row_distance(base[:, :outputs], want) < allowed
         assert base[:, outputs:].isnan().all()

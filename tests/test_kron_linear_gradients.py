@@ -145,7 +145,7 @@ def test_gradients_of_chains_that_shrink_and_grow_agree_with_the_definition(way,
     got = torch.autograd.grad(y, [x, *factors], dy)
     limit = max(16 * torch.finfo(dtype).eps, 1e-13 * rows**0.5)  # the definition rounds as float64 does
     for one, exact in zip(got, exact_gradients(dy, x, factors), strict=False):
-        assert kron_samples.distance(one.cpu().reshape(1, -1), exact.reshape(1, -1)) <= limit
+        assert kron_samples.row_distance(one.cpu().reshape(1, -1), exact.reshape(1, -1)) <= limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -190,8 +190,8 @@ def test_training_has_the_loss_curve_of_the_whole_matrix(dtype, device):
     ids=str,
 )
 def test_gradients_of_many_elements(rows, sizes, dtype):
-    x, dy, factors = kron_exact.arguments(rows, sizes, dtype)
-    kron_exact.check(kron_exact.value_and_gradients(x, dy, factors), x, dy, factors)
+    x, dy, factors = kron_exact.problem_of(rows, sizes, dtype)
+    kron_exact.check_gradients(kron_exact.value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.gpu

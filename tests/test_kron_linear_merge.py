@@ -12,7 +12,7 @@ import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear import fused, merge
-from kron_exact import arguments, distance, gradients
+from kron_exact import distance, gradients, problem_of
 from kron_samples import assert_repeatable, x_of
 from samples import DTYPES, make
 
@@ -156,7 +156,7 @@ def test_gradients_of_factors_are_the_same_in_every_run(sizes):
 @gpu
 @pytest.mark.parametrize("sizes", [[(4, 4), (128, 128)], [(128, 128), (4, 4)], [(3, 3), (100, 100)]], ids=str)
 def test_gradients_of_a_bfloat16_chain_that_is_one_product(sizes):
-    x, dy, factors = arguments(8192, sizes, torch.bfloat16)
+    x, dy, factors = problem_of(8192, sizes, torch.bfloat16)
     assert fused.plan_of(x, factors, 1) == [(0, 2, False)]
     for got, want in zip(gradients(x, dy, factors), kron_exact.exact(x, dy, factors)[1:], strict=True):
         # The product of two is rounded, its gradient, and the result.

@@ -10,8 +10,8 @@ import pytest
 import torch
 from cuops import _backend
 from cuops._kron_linear import bwd, squares_bwd
-from kron_exact import arguments, check, gradients
-from kron_samples import ODD, assert_repeatable, columns_of, distance, factors_of, random
+from kron_exact import check_gradients, gradients, problem_of
+from kron_samples import ODD, assert_repeatable, columns_of, factors_of, random, row_distance
 
 gpu = pytest.mark.gpu
 OF_16_BITS = [torch.float16, torch.bfloat16]
@@ -58,7 +58,7 @@ def test_rows_may_start_and_end_anywhere(sizes, dtype, rows, first):
             y = torch.full((rows * outputs + 8,), math.nan, dtype=dtype, device="cuda")
             _backend.library().kron_linear_fwd(y[:-8].view(rows, outputs), x, factors, 1, added, False)
             want = wide if added is None else wide + added
-            assert distance(y[:-8].view(rows, outputs), want) < LOST[dtype]
+            assert row_distance(y[:-8].view(rows, outputs), want) < LOST[dtype]
             assert y[-8:].isnan().all()
 
 
@@ -66,13 +66,13 @@ def test_rows_may_start_and_end_anywhere(sizes, dtype, rows, first):
 @pytest.mark.parametrize("rows", [1, 67, 700])
 @pytest.mark.parametrize(("sizes", "dtype"), SIZES, ids=str)
 def test_gradients_may_be_of_arrays_that_start_anywhere(sizes, dtype, rows):
-    x, dy, factors = arguments(rows, sizes, dtype)
+    x, dy, factors = problem_of(rows, sizes, dtype)
     moved = []
     for t, first in ((x, 3), (dy, 5)):
         given = torch.full((first + t.numel() + 8,), math.nan, dtype=dtype, device="cuda")
         moved.append(given[first:-8].view(t.shape).copy_(t))
     dx, dfactors = bwd.fused_backward(*moved[::-1], factors, True, [True, True])
-    check([cuops.kron_linear(x, factors), dx, *dfactors], x, dy, factors)
+    check_gradients([cuops.kron_linear(x, factors), dx, *dfactors], x, dy, factors)
 
 
 @gpu
@@ -87,15 +87,15 @@ def test_views_of_two_strides_and_tiny_samples_give_what_copies_give(sizes, dtyp
     for x in (base.transpose(0, 1), base[..., 1:].transpose(0, 1), base[:, :1].expand(-1, 83, -1)):
         x = x[..., : columns_of(sizes)]
         got, want = (cuops.kron_linear(t, factors, bias) for t in (x, x.contiguous()))
-        assert distance(got, want.double()) < 2 * LOST[dtype]  # where other kernels may take a view
+        assert row_distance(got, want.double()) < 2 * LOST[dtype]  # where other kernels may take a view
         wide = cuops.kron_linear(x.double(), [w.double() for w in factors], bias.double())
-        assert distance(got, wide) < 2 * LOST[dtype]
+        assert row_distance(got, wide) < 2 * LOST[dtype]
 
 
 @gpu
 @pytest.mark.parametrize(("sizes", "dtype"), SIZES, ids=str)
 def test_every_run_gives_the_same_bits(sizes, dtype):
-    x, dy, factors = arguments(1000, sizes, dtype)
+    x, dy, factors = problem_of(1000, sizes, dtype)
     assert_repeatable(lambda *a: [cuops.kron_linear(a[0], a[2]), *gradients(*a)], x, dy, factors)
 
 

@@ -8,7 +8,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import arguments, check, exact, gradients, value_and_gradients
+from kron_exact import check_gradients, exact, gradients, problem_of, value_and_gradients
 from kron_samples import assert_repeatable, columns_of, random
 from samples import DTYPES
 
@@ -28,15 +28,15 @@ EVERYTHING = [[size] for size in SIZES] + CHAINS
 @pytest.mark.parametrize("rows", [1, 16, 37, 1000])
 @pytest.mark.parametrize("sizes", EVERYTHING, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
-    x, dy, factors = arguments(rows, sizes, dtype)
-    check(value_and_gradients(x, dy, factors), x, dy, factors)
+    x, dy, factors = problem_of(rows, sizes, dtype)
+    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("rows", "inner"), [(1, 2), (5, 3), (16, 16), (130, 36), (1000, 7), (3, 1001)])
 def test_one_factor_with_columns_beyond_it(rows, inner, size, dtype):
-    (o, i), (x, _, (w,)) = size, arguments(rows * inner, [size], dtype)
+    (o, i), (x, _, (w,)) = size, problem_of(rows * inner, [size], dtype)
     x, dy = x.reshape(rows, inner, i).mT.contiguous(), random((rows, o, inner), dtype, 5)
     y, dx, dw = torch.full_like(dy, torch.nan), torch.full_like(x, torch.nan), torch.full_like(w, torch.nan)
     _backend.library().kron_linear_fwd(y.reshape(rows, -1), x.reshape(rows, -1), [w], inner, None, False)
@@ -45,7 +45,7 @@ def test_one_factor_with_columns_beyond_it(rows, inner, size, dtype):
     def flat(t):
         return t.mT.reshape(rows * inner, -1)
 
-    check([flat(y), flat(dx), dw], flat(x), flat(dy), [w])
+    check_gradients([flat(y), flat(dx), dw], flat(x), flat(dy), [w])
     for k, alone in enumerate((torch.full_like(dx, torch.nan), torch.full_like(dw, torch.nan))):
         _backend.library().kron_linear_product_bwd(*((alone, None) if k == 0 else (None, alone)), dy, x, w)
         # Alone, its sum may have other parts.
@@ -56,7 +56,7 @@ def test_one_factor_with_columns_beyond_it(rows, inner, size, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", EVERYTHING[:8] + CHAINS[:3], ids=str)
 def test_views_biases_and_transposed_factors(sizes, dtype):
-    x, dy, factors = arguments(37, sizes, dtype)
+    x, dy, factors = problem_of(37, sizes, dtype)
     n, eps = x.shape[1], torch.finfo(dtype).eps
     bias = random((dy.shape[1] + 1,), dtype, 7)[1:]
     want = exact(x, dy, factors)[0] + bias.double()
@@ -67,22 +67,22 @@ def test_views_biases_and_transposed_factors(sizes, dtype):
         view.copy_(x)
         got = cuops.kron_linear(view, others, bias).double()
         torch.testing.assert_close(got, want, rtol=2 * eps, atol=16 * len(sizes) * eps)
-    check(value_and_gradients(x, dy, others), x, dy, factors)
+    check_gradients(value_and_gradients(x, dy, others), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [(64, 64), (16, 100), (256, 256), (512, 64), (300, 7)], ids=str)
 def test_rows_of_two_strides_have_the_values(size, dtype):
-    x, dy, factors = arguments(64, [size], dtype)
+    x, dy, factors = problem_of(64, [size], dtype)
     x = x.reshape(16, 4, -1)
     for view in (x.transpose(0, 1), torch.cat([x, x], -1)[:, :, : size[1]], x[:, 1:]):
         rows = view.reshape(-1, size[1])
-        check([cuops.kron_linear(view, factors).reshape(len(rows), -1)], rows, dy[: len(rows)], factors)
+        check_gradients([cuops.kron_linear(view, factors).reshape(len(rows), -1)], rows, dy[: len(rows)], factors)
 
 
 @pytest.mark.parametrize("sizes", EVERYTHING[1:4] + CHAINS, ids=str)
 def test_gradients_that_are_not_wanted_change_no_other(sizes):
-    x, dy, factors = arguments(100, sizes, torch.float32)
+    x, dy, factors = problem_of(100, sizes, torch.float32)
     everything = gradients(x, dy, factors)
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
         want = [gradient for gradient, needed in zip(everything, needs, strict=True) if needed]
@@ -93,7 +93,7 @@ def test_gradients_that_are_not_wanted_change_no_other(sizes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", EVERYTHING[:3] + CHAINS, ids=str)
 def test_twenty_runs_give_the_same_bits(sizes, dtype):
-    assert_repeatable(gradients, *arguments(300, sizes, dtype))
+    assert_repeatable(gradients, *problem_of(300, sizes, dtype))
 
 
 def in_turn(launch, turned, start):
@@ -128,7 +128,7 @@ def in_turn(launch, turned, start):
 )
 @pytest.mark.parametrize("rows", [16, 400])
 def test_launches_wait_for_what_the_ones_before_them_write(rows, sizes, dtype):
-    x, dy, factors = arguments(min(rows, (1 << 23) // columns_of(sizes)), sizes, dtype)
+    x, dy, factors = problem_of(min(rows, (1 << 23) // columns_of(sizes)), sizes, dtype)
     factors = [torch.linalg.qr(w.double())[0].to(dtype) for w in factors]  # which keep magnitudes
     turned = [[w.roll(k, 0) for w in factors] for k in range(12)]
     assert torch.equal(*in_turn(lambda factors, state: cuops.kron_linear(state, factors), turned, x))
@@ -141,8 +141,8 @@ def test_launches_wait_for_what_the_ones_before_them_write(rows, sizes, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gradient_whose_elements_are_no_multiple_of_four(dtype):
-    x, dy, factors = arguments(300, [(33, 33), (3, 3), (3, 3), (5, 5)], dtype)
-    check(value_and_gradients(x, dy, factors), x, dy, factors)
+    x, dy, factors = problem_of(300, [(33, 33), (3, 3), (3, 3), (5, 5)], dtype)
+    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 def test_what_goes_together_is_checked():

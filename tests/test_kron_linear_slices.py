@@ -11,7 +11,7 @@ import torch
 from cuops import _backend
 from cuops._kron_linear.bwd import fused_backward
 from cuops._kron_linear.gemm import chain_of_matmuls
-from kron_exact import arguments, check, distance, exact, gradients
+from kron_exact import check_gradients, distance, exact, gradients, problem_of
 from kron_samples import columns_of, factors_of, random
 from samples import DTYPES
 
@@ -104,25 +104,25 @@ def gradients_in_one_launch(x, dy, factors, needs=None):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "sizes"), [*FEW, *((100, sizes) for sizes in SIZES[:6]), (2, [(2, 2)] * 12)])
 def test_gradients_in_one_launch_are_those_of_the_definition(rows, sizes, dtype):
-    x, dy, factors = arguments(rows, sizes, dtype)
+    x, dy, factors = problem_of(rows, sizes, dtype)
     views = [torch.cat([w.mT, w.mT])[: w.shape[1]].mT for w in factors]
     for given in (factors, views):
         got = gradients_in_one_launch(x, dy, given)
-        check([exact(x, dy, factors)[0].to(dtype), *got], x, dy, factors)
+        check_gradients([exact(x, dy, factors)[0].to(dtype), *got], x, dy, factors)
     assert all(torch.equal(a, b) for a, b in zip(gradients_in_one_launch(x, dy, views), got, strict=True))
 
 
 @pytest.mark.parametrize("sizes", [[(200, 3), (2, 2)], [(2, 2), (48, 48)], [(3, 3)] * 2], ids=str)
 def test_gradients_of_factors_whose_rows_are_far_apart(sizes):
-    x, dy, factors = arguments(4, sizes, torch.float32)
+    x, dy, factors = problem_of(4, sizes, torch.float32)
     far = [torch.cat([w, w.new_zeros(len(w), 100_000)], 1)[:, : w.shape[1]] for w in factors]
-    check([cuops.kron_linear(x, far), *gradients(x, dy, far)], x, dy, factors)
+    check_gradients([cuops.kron_linear(x, far), *gradients(x, dy, far)], x, dy, factors)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 30])
 @pytest.mark.parametrize("sizes", [SIZES[3], SIZES[6], SIZES[10]], ids=str)
 def test_only_some_gradients_in_one_launch(sizes, rows):
-    sample = arguments(rows, sizes, torch.float32)
+    sample = problem_of(rows, sizes, torch.float32)
     everything = gradients_in_one_launch(*sample)
     for needs in itertools.product((True, False), repeat=1 + len(sizes)):
         got = gradients_in_one_launch(*sample, needs)
@@ -133,7 +133,7 @@ def test_only_some_gradients_in_one_launch(sizes, rows):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [[(4, 4)] * 2, [(6, 6)] * 3, [(3, 3)] * 5, [(7, 7), (11, 11), (13, 13)]], ids=str)
 def test_gradients_of_a_few_small_samples_are_one_launch(sizes, dtype):
-    x, dy, factors = arguments(3, sizes, dtype)
+    x, dy, factors = problem_of(3, sizes, dtype)
     dx, dfactors = fused_backward(dy, x, factors, True, [True] * len(sizes))
     for one, full in zip((dx, *dfactors), gradients_in_one_launch(x, dy, factors), strict=True):
         assert torch.equal(one, full)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cuops._kron_linear import sums as _sums
 from cuops._kron_linear.gemm import chain_of_matmuls_backward
-from kron_exact import arguments, distance, gradients
+from kron_exact import distance, gradients, problem_of
 from kron_samples import ODD, assert_repeatable, random
 from samples import DTYPES
 
@@ -58,7 +58,7 @@ def of_sums(depth, dtype):
 )
 def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, dtype, monkeypatch):
     monkeypatch.setattr(_sums, "_parts", lambda *_: 1)  # by which a sum of GEMMs loses less
-    x, dy, factors = arguments(rows, sizes, dtype)
+    x, dy, factors = problem_of(rows, sizes, dtype)
     if dtype == torch.float32:  # where every row has a scale of its own
         dy = dy * torch.logspace(-3, 3, rows, device="cuda")[:, None]
     wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
@@ -75,7 +75,7 @@ def test_gradients_of_squares_are_as_accurate_as_a_chain_of_gemms(rows, sizes, d
     "sizes", [*SQUARES, *SMALLER, *OF_ODD_ROWS, [(3, 3), (32, 32), (32, 32)], [(17, 24), (24, 16), (16, 24), (24, 8)]]
 )
 def test_only_some_gradients_of_squares(sizes, dtype):
-    x, dy, factors = arguments(300, sizes, dtype)
+    x, dy, factors = problem_of(300, sizes, dtype)
     everything = gradients(x, dy, factors)
     depth = 16 + dy.numel() / min(map(len, factors))
     for needs in list(itertools.product((True, False), repeat=1 + len(sizes)))[1:-1]:
@@ -88,13 +88,13 @@ def test_only_some_gradients_of_squares(sizes, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SQUARES + SMALLER)
 def test_gradients_of_squares_are_the_same_in_every_run(sizes, dtype):
-    assert_repeatable(gradients, *arguments(1000, sizes, dtype))
+    assert_repeatable(gradients, *problem_of(1000, sizes, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", SQUARES)
 def test_views_have_the_gradients_of_copies(sizes, dtype):
-    x, dy, factors = arguments(40, sizes, dtype)
+    x, dy, factors = problem_of(40, sizes, dtype)
     wide = random((40, x.shape[1] + 24), dtype)
     wide[:, 5:-19] = x
     got = gradients(wide[:, 5:-19], dy.mT.contiguous().mT, [w.mT.contiguous().mT for w in factors])
@@ -103,7 +103,7 @@ def test_views_have_the_gradients_of_copies(sizes, dtype):
 
 @pytest.mark.parametrize("sizes", SQUARES)
 def test_gradients_of_squares_of_any_magnitude(sizes):
-    x, dy, factors = arguments(51, sizes, torch.float32)
+    x, dy, factors = problem_of(51, sizes, torch.float32)
     magnitudes = torch.logspace(-15, 15, 51, device="cuda")[:, None]
     x, dy, factors = x * magnitudes, dy / magnitudes, [factors[0] * 1e-8, factors[1] * 1e8]
     wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
@@ -120,7 +120,7 @@ def test_gradients_of_squares_of_any_magnitude(sizes):
 @pytest.mark.parametrize("sizes", SQUARES)
 def test_sums_of_gradients_of_any_magnitude(sizes, of_x, of_dy, of_second):
     """Sums over samples of which each is larger than the one before, or smaller."""
-    x, dy, factors = arguments(50, sizes, torch.float32)
+    x, dy, factors = problem_of(50, sizes, torch.float32)
     for magnitudes in (
         torch.logspace(-6, 0, 50, device="cuda")[:, None],
         torch.logspace(0, -6, 50, device="cuda")[:, None],
@@ -136,7 +136,7 @@ def test_sums_of_gradients_of_any_magnitude(sizes, of_x, of_dy, of_second):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SQUARES)
 def test_an_infinity_in_one_row_leaves_the_others_alone(sizes, dtype):
-    x, dy, factors = arguments(64, sizes, dtype)
+    x, dy, factors = problem_of(64, sizes, dtype)
     want, *_ = gradients(x, dy, factors)
     dy[7, 100] = math.inf
     got, *_ = gradients(x, dy, factors)
@@ -147,7 +147,7 @@ def test_an_infinity_in_one_row_leaves_the_others_alone(sizes, dtype):
 
 @pytest.mark.parametrize(("rows", "sizes"), [(1500, [(80, 72), (68, 96)]), (5000, [(20, 20)] * 2)])
 def test_small_samples_that_follow_one_another_keep_their_digits(rows, sizes):
-    x, dy, factors = arguments(rows, sizes, torch.float32)
+    x, dy, factors = problem_of(rows, sizes, torch.float32)
     dy *= 1e-6
     wide = by_gemms(x.double(), dy.double(), [w.double() for w in factors])
     for got, want in zip(gradients(x, dy, factors), wide, strict=True):
@@ -160,7 +160,7 @@ def test_small_samples_that_follow_one_another_keep_their_digits(rows, sizes):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_factor_of_odd_columns_starts_anywhere(dtype):
-    x, dy, factors = arguments(300, [(17, 31), (32, 24)], dtype)
+    x, dy, factors = problem_of(300, [(17, 31), (32, 24)], dtype)
     apart = torch.cat([factors[0].reshape(-1)[:1], factors[0].reshape(-1)])[1:].view(17, 31)
     got = gradients(x, dy, factors)
     leaves = [t.requires_grad_() for t in (x, apart, factors[1])]
