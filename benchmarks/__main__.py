@@ -29,7 +29,7 @@ def _part(text: str) -> tuple[int, int]:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     own = "cem, the Cross-Entropy Method, has options of its own: cem --help"
-    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=own)
+    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, epilog=own, allow_abbrev=False)
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("sections", nargs="*", help="what to run; by default all that do not take long")
     made.add_argument(

@@ -113,7 +113,9 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and writes cem.json."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks cem", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks cem", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")

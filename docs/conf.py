@@ -21,6 +21,7 @@ exclude_patterns = ["cuda-versions.md"]  # installing.md includes it
 myst_heading_anchors = 3
 autodoc_typehints = "none"  # the docstrings name what is accepted
 napoleon_google_docstring = True
+smartquotes_action = "qe"  # two hyphens before an option stay such
 
 html_theme = "furo"
 html_title = f"cuops {release}"

@@ -249,6 +249,25 @@ def test_leaving_out_what_is_no_implementation_names_those_that_are(command, cap
     assert shown.out == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check kron --with=cuops 4 8 8",
+        "profile kron --with=cuops 4 8 8",
+        "bench kron --qui 4 8 8",
+        "run rms_norm --ep=1 x.npy y.npy",
+        "doctor --allow",
+        "--versio doctor",
+    ],
+)
+def test_the_beginning_of_an_option_is_none(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(command.split())
+    assert stopped.value.code == 2
+    option = next(word for word in command.split() if word.startswith("--"))
+    assert f"unrecognized arguments: {option}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["check", "profile", "bench"])
 def test_leaving_out_every_implementation_is_refused(command, capsys):
     everything = [f"--without={name}" for name in ("cuops", "loop", "transposed", "torch.compile", "FastKron")]

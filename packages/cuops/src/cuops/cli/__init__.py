@@ -31,14 +31,20 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """The command line of all subcommands."""
-    made = argparse.ArgumentParser(prog="cuops", description="CUDA operators for PyTorch and NumPy.")
+    made = argparse.ArgumentParser(
+        prog="cuops", description="CUDA operators for PyTorch and NumPy.", allow_abbrev=False
+    )
     made.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = made.add_subparsers(dest="command", required=True)
     for module in COMMANDS:
         name = module.__name__.rpartition(".")[2]
         summary = (module.__doc__ or "").partition("\n")[0]
         command = commands.add_parser(
-            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # --with is no --without
         )
         module.arguments(command)
         command.set_defaults(run=module.main, parser=command)

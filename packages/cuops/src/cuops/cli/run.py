@@ -78,7 +78,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for name, operator in OPERATORS.items():
         function = getattr(cuops, name)
         short = [alias for alias, of in SHORT_NAMES.items() if of == name]
-        command = commands.add_parser(name, aliases=short, help=(function.__doc__ or "").partition("\n")[0])
+        command = commands.add_parser(
+            name, aliases=short, help=(function.__doc__ or "").partition("\n")[0], allow_abbrev=False
+        )
         command.set_defaults(parser=command)
         command.add_argument("input", metavar="IN", help="FILE.npy, FILE.safetensors or FILE.safetensors:NAME")
         command.add_argument("output", metavar="OUT", type=Path, help="FILE.npy or FILE.safetensors")
