@@ -117,7 +117,7 @@ def _fastkron() -> Function:
 
     def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
         if x.is_cuda and x.dtype.itemsize >= 4 and torch.cuda.get_device_capability(x.device) >= (9, 0):
-            raise RuntimeError("FastKron 1.1 has no kernel beyond compute capability 8, but a segmentation fault")
+            raise RuntimeError("FastKron 1.1 finds no kernel beyond compute capability 8, and ends the process")
         y = fastkrontorch.gemkm(x, [w.mT for w in factors])
         return y if bias is None else y + bias
 
