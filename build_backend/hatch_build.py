@@ -72,7 +72,7 @@ class Contents(BuildHookInterface):
             path.write_bytes(content)
             build_data["force_include"][str(path)] = f"{cuda.package}/{name}"
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{host.GLIBC.replace('.', '_')}_{machine}"
+        build_data["tag"] = f"py3-none-{host.platform_tag(machine)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self.target_name == "wheel":

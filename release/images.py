@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import requests
-from cuops_build import table
+from cuops_build import host, table
 from cuops_build.version import TAG, VersionError, git, read
 from packaging.version import Version
 
@@ -200,7 +200,7 @@ def build(engine: Engine, options: argparse.Namespace, row: str, version: str, o
 def expect_wheels(folder: Path, rows: Sequence[str]) -> None:
     """The core and the backends of these rows, for this machine."""
     named = [wheels.named(path) for path in folder.glob("*.whl")]
-    fit = ("any", f"manylinux_2_17_{platform.machine()}")
+    fit = ("any", host.platform_tag(platform.machine()))
     there = {name for name, _, tags in named if any(tag.platform in fit for tag in tags)}
     if missing := {"cuops", *(f"cuops-{row}" for row in rows)} - there:
         raise ReleaseError(f"{folder}/ has no wheel of {', '.join(sorted(missing))}: nox -s wheels -- {' '.join(rows)}")

@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuops_build import table
+from cuops_build import host, table
 from packaging.metadata import Metadata
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -62,7 +62,7 @@ def read(path: Path) -> Wheel:
         raise ReleaseError(
             f"{path.name}: its metadata says version {metadata.version}, and it has {len(bills)} bills of materials"
         )
-    machine = next(iter(tags)).platform.rpartition("manylinux_2_17_")[2]
+    machine = next(iter(tags)).platform.removeprefix(host.platform_tag(""))
     requires = tuple(str(requirement) for requirement in metadata.requires_dist or ())
     return Wheel(path, name, str(version), machine, requires, str(metadata.requires_python or ""), sha256(path), raw)
 

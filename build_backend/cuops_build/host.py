@@ -39,6 +39,11 @@ cuops_images: .incbin "images.bin"
 """
 
 
+def platform_tag(machine: str) -> str:
+    """The platform in the tag of a wheel with the library."""
+    return f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+
+
 def _zig(*arguments: str, cwd: Path, products: Path | None = None) -> None:
     """Runs zig, which keeps what it makes in the folder `products`."""
     kept = str(products or cache.directory() / "zig")
