@@ -94,7 +94,10 @@ def publish() -> argparse.ArgumentParser:
         "--attest", action="store_true", help="sign each file with the identity of the workflow that runs this"
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="ROW", help="rows of cuda.toml, where the release has not all of them"
+        "--only",
+        nargs="+",
+        metavar="ROW",
+        help="rows of cuda.toml, where a release has not all, or not for both processors",
     )
     return parser
 

@@ -13,7 +13,7 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from . import ReleaseError
+from . import ReleaseError, arguments
 
 SUMS = "SHA256SUMS"
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +62,8 @@ def read(path: Path) -> Wheel:
         raise ReleaseError(
             f"{path.name}: its metadata says version {metadata.version}, and it has {len(bills)} bills of materials"
         )
-    machine = next(iter(tags)).platform.removeprefix(host.platform_tag(""))
+    tag = ".".join(sorted(map(str, tags)))
+    machine = tag.removeprefix("py3-none-").removeprefix(host.platform_tag(""))
     requires = tuple(str(requirement) for requirement in metadata.requires_dist or ())
     return Wheel(path, name, str(version), machine, requires, str(metadata.requires_python or ""), sha256(path), raw)
 
@@ -78,14 +79,16 @@ def one_version(folder: Path) -> str:
 
 
 def read_set(folder: Path, rows: list[str] | None = None) -> list[Wheel]:
-    """The wheels of one release, the core first: each row of cuda.toml (or of `rows`), for the same machines."""
+    """The wheels of one release, the core first: all rows for all machines, or `rows` for the same ones."""
     version = one_version(folder)
     wheels = sorted((read(path) for path in folder.glob("*.whl")), key=lambda wheel: (wheel.name, wheel.machine))
-    machines = {wheel.machine for wheel in wheels if wheel.name != "cuops"}
-    expected = {("cuops", "any")} | {
-        (f"cuops-{row}", machine) for row in rows or table.read(ROOT / "cuda.toml") for machine in machines
-    }
     found = {(wheel.name, wheel.machine) for wheel in wheels}
+    machines = {machine for _, machine in found} & {*arguments.MACHINES} if rows else set()
+    expected = {("cuops", "any")} | {
+        (f"cuops-{row}", machine)
+        for row in rows or table.read(ROOT / "cuda.toml")
+        for machine in machines or arguments.MACHINES
+    }
     if found != expected:
         difference = ", ".join(f"{name} for {machine}" for name, machine in sorted(found ^ expected))
         raise ReleaseError(f"{folder}: not the wheels of one whole release: {difference}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cuops_build import table
 from small_wheels import ROWS, write_sums, write_wheel
 
 from release import ReleaseError, github, publish, servers, wheels
@@ -105,6 +106,24 @@ def spoil_by_half_a_machine(folder: Path) -> None:
     write_sums(folder)
 
 
+def spoil_down_to_the_core(folder: Path) -> None:
+    for backend in folder.glob("cuops_*"):
+        backend.unlink()
+    write_sums(folder)
+
+
+def spoil_platforms(folder: Path) -> None:
+    for backend in folder.glob("cuops_*"):
+        backend.rename(folder / backend.name.replace("manylinux_2_17", "linux"))
+    write_sums(folder)
+
+
+def spoil_pythons(folder: Path) -> None:
+    for backend in folder.glob("cuops_*"):
+        backend.rename(folder / backend.name.replace("py3-none", "cp312-cp312"))
+    write_sums(folder)
+
+
 def spoil_versions(folder: Path) -> None:
     write_wheel(folder, "cuops", "1.0.1", "py3-none-any")
     write_sums(folder)
@@ -131,6 +150,9 @@ def spoil_sums(folder: Path) -> None:
         (spoil_by_absence, "not the wheels of one whole release: cuops-cu118 for x86_64"),
         (spoil_by_a_stranger, "cuops-cu999 for x86_64"),
         (spoil_by_half_a_machine, "cuops-cu118 for aarch64"),
+        (spoil_down_to_the_core, "cuops-cu118 for aarch64, cuops-cu118 for x86_64, cuops-cu121 for aarch64"),
+        (spoil_platforms, "cuops-cu118 for linux_x86_64"),
+        (spoil_pythons, "cuops-cu118 for cp312-cp312-manylinux_2_17_x86_64"),
         (spoil_versions, r"the wheels of one version, found 1\.0\.0, 1\.0\.1"),
         (spoil_pin, r"does not require cuops==1\.0\.0"),
         (spoil_bill, "0 bills of materials"),
@@ -143,6 +165,17 @@ def test_nothing_is_uploaded_of_a_release_that_is_not_whole(release, url, spoil,
     with pytest.raises(ReleaseError, match=message):
         run(folder, url)
     assert there(url) == set()
+
+
+def test_a_whole_release_has_all_rows_for_both_processors(release):
+    folder = release("1.0.0")
+    for row in table.read(wheels.ROOT / "cuda.toml"):
+        write_wheel(folder, f"cuops-{row}", "1.0.0", "py3-none-manylinux_2_17_x86_64", "cuops==1.0.0")
+    with pytest.raises(ReleaseError, match="cuops-cu118 for aarch64, .*cuops-cu130 for aarch64$"):
+        wheels.read_set(folder)
+    for row in table.read(wheels.ROOT / "cuda.toml"):
+        write_wheel(folder, f"cuops-{row}", "1.0.0", "py3-none-manylinux_2_17_aarch64", "cuops==1.0.0")
+    assert len(wheels.read_set(folder)) == 1 + 2 * len(table.read(wheels.ROOT / "cuda.toml"))
 
 
 def test_metadata_that_an_index_would_refuse_stops_the_upload(release, url, monkeypatch):
