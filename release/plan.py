@@ -12,7 +12,7 @@ from . import arguments, output
 
 PROSE = {".md", ".svg", ".png"}
 # The tests run what these show, and follow their links.
-TESTED = ("packages/", "tests/", "docs/", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+TESTED = ("packages/", "tests/", "docs/", "benchmarks/", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def only_prose(paths: list[str]) -> bool:
@@ -25,10 +25,11 @@ def plan(root: Path, base: str) -> dict[str, str]:
     names = "diff", "--name-only", "--no-renames"  # or a renamed file has its new name alone
     try:
         changed = git(root, *names, f"{base}...HEAD").splitlines() if base.strip("0") else []
+        gone = git(root, *names, "--diff-filter=D", f"{base}...HEAD") if changed else ""  # with links to it left
     except VersionError:
-        changed = []
+        changed, gone = [], ""
     rows = list(table.read(root / "cuda.toml"))
-    return {"rows": json.dumps(rows), "code": json.dumps(not only_prose(changed))}
+    return {"rows": json.dumps(rows), "code": json.dumps(bool(gone) or not only_prose(changed))}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ RESULTS = {
         (["docs/release/making.md"], False),
         (["packages/cuops/README.md"], False),
         (["tests/data.md"], False),
+        (["benchmarks/results/figure.svg"], False),
         ([], False),
     ],
 )
@@ -42,21 +43,34 @@ def test_only_prose_spares_the_wheels(paths, expected):
     assert plan.only_prose(paths) is expected
 
 
-def test_code_that_became_prose_does_not_spare_the_wheels(tmp_path):
-    for path in ("cuda.toml", "build_backend/cuops_build/table.py"):
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (("mv", "build_backend/cuops_build/table.py", "notes.md"), "true"),
+        (("mv", "CHANGELOG.md", "notes.md"), "true"),  # which pages link to
+        (("rm", "CHANGELOG.md"), "true"),
+        (("mv", "notes/a.md", "notes/b.md"), "true"),
+        (("add", "more.md"), "false"),
+    ],
+)
+def test_files_that_are_gone_do_not_spare_the_wheels(tmp_path, change, code):
+    for path in ("cuda.toml", "build_backend/cuops_build/table.py", "CHANGELOG.md"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.md").write_text("a note\n")
     for arguments in (
         ("init", "--quiet"),
         ("config", "user.name", "A test"),
         ("config", "user.email", "test@localhost"),
         ("add", "."),
         ("commit", "--quiet", "-m", "chore: start"),
-        ("mv", "build_backend/cuops_build/table.py", "notes.md"),
-        ("commit", "--quiet", "-m", "chore: rename"),
     ):
         git(tmp_path, *arguments)
-    assert plan.plan(tmp_path, "HEAD~1")["code"] == "true"
+    (tmp_path / "more.md").write_text("more\n")
+    git(tmp_path, *change)
+    git(tmp_path, "commit", "--quiet", "-m", "docs: a change")
+    assert plan.plan(tmp_path, "HEAD~1")["code"] == code
 
 
 @pytest.mark.parametrize("base", ["", "0" * 40, "no-such-commit"])
