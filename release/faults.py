@@ -41,7 +41,7 @@ def of_release(r: Rehearsal) -> None:
         (r.clone / "cuda.toml").write_text(before)
     tag = "v{}.{}.{}".format(*read(r.clone).next)
     with r.station("fault: a tag that the origin has not") as seen:
-        elsewhere = git(r.clone, "commit-tree", "HEAD^{tree}", "-m", "chore: elsewhere").strip()
+        elsewhere = r.run("git", "commit-tree", "HEAD^{tree}", "-m", "chore: elsewhere")
         git(r.clone, "tag", tag, elsewhere)
         state = _state(r)
         seen.append(_expect(r.tool("cut", "--push", "origin", fails=True), "that origin has not"))
