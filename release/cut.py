@@ -40,6 +40,7 @@ def cut(root: Path, version: str, remote: str | None) -> str:
     if remote:
         expect_default_branch(root, remote, branch)
         expect_the_same_releases(root, remote, branch, made)
+        expect_nothing_to_come_along(root, remote, branch, made)
     elif not branch:
         raise ReleaseError("releases are made on a branch, and no branch is checked out: git checkout main")
     if made and remote and made not in tags_of(root, remote):
@@ -148,6 +149,19 @@ def expect_the_same_releases(root: Path, remote: str, branch: str, made: str) ->
                 f"this clone has a tag {name} that {remote} has not, and versions follow from tags: git tag -d {name}, "
                 f"or, if that was released, git push {remote} refs/tags/{name}"
             )
+
+
+def expect_nothing_to_come_along(root: Path, remote: str, branch: str, made: str) -> None:
+    """The remote's branch has every commit but that of the release: what is released was there to be looked at."""
+    there = git(root, "ls-remote", remote, f"refs/heads/{branch}")
+    if there:
+        git(root, "fetch", "--quiet", "--no-tags", "--refmap=", remote, f"refs/heads/{branch}")
+    known = ("--not", "FETCH_HEAD") if there else ()
+    if more := git(root, "log", "-1", "--format=%s", f"{made}~" if made else "HEAD", *known).strip():
+        raise ReleaseError(
+            f"{remote}'s branch {branch} has not all commits of this clone, and a release takes none along: bring them "
+            f"there first, up to “{more}”"
+        )
 
 
 def check(root: Path, tag: str, branch: str = "origin/main") -> None:

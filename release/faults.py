@@ -30,7 +30,13 @@ def _state(r: Rehearsal) -> tuple[str, ...]:
 
 
 def of_release(r: Rehearsal) -> None:
-    """A dirty tree; a tag of this clone alone; an origin that refuses the push."""
+    """Commits and a tag of this clone alone; a dirty tree; an origin that refuses the push."""
+    with r.station("fault: commits that the origin has not") as seen:
+        state = _state(r)
+        seen.append(_expect(r.tool("cut", "--push", "origin", fails=True), "has not all commits"))
+        if _state(r) != state:
+            raise ReleaseError("a release was begun of commits that the origin has not")
+        git(r.clone, "push", "--quiet", "origin", "HEAD:main")
     with r.station("fault: a dirty tree") as seen:
         before = (r.clone / "cuda.toml").read_text()
         (r.clone / "cuda.toml").write_text(before + "\n")

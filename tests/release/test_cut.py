@@ -115,12 +115,14 @@ def test_a_release_that_was_made_here_is_undone_by_what_is_printed(clone, monkey
     undo(clone, capsys.readouterr().out)
     assert git(clone, "rev-parse", "HEAD~" if more else "HEAD") == before
     assert git(clone, "tag").split() == ["v0.3.0"]
+    git(clone, "push", "--quiet", "origin", "main")
     assert cut.cut(clone, "", "origin") == ("v0.4.0" if more else "v0.3.1")
 
 
 def test_a_release_commit_that_lost_its_tag_is_no_release(clone):
     cut.cut(clone, "", None)
     git(clone, "tag", "-d", "v0.3.1")
+    git(clone, "push", "--quiet", "origin", "main")
     assert cut.cut(clone, "", "origin") == "v0.3.1"
     assert git(clone, "log", "-2", "--format=%s").splitlines() == ["chore(release): v0.3.1"] * 2
 
@@ -174,6 +176,7 @@ def test_of_two_releases_at_once_one_is_undone(clone, tmp_path, monkeypatch):
     other = tmp_path / "other"
     git(tmp_path, "clone", "--quiet", str(tmp_path / "origin.git"), str(other))
     git(other, "commit", "--quiet", "--allow-empty", "-m", "fix: another")
+    git(other, "push", "--quiet", "origin", "main")
     cut.cut(clone, "", None)
     monkeypatch.chdir(other)
     cut.cut(other, "", "origin")
@@ -256,6 +259,37 @@ def test_a_branch_of_the_name_of_the_tag_at_the_origin_stops_the_release(clone):
     assert state(clone) == before
     git(clone, "push", "--quiet", "--delete", "origin", "refs/heads/v0.3.1")
     assert cut.cut(clone, "", "origin") == "v0.3.1"
+
+
+@pytest.mark.parametrize("where", ["made by this call", "made by an earlier call", "another repository"])
+def test_a_release_takes_no_commit_along_that_the_origin_has_not(clone, where):
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", "feat: not looked at yet")
+    remote = "origin"
+    if where == "another repository":
+        git(clone, "push", "--quiet", "origin", "main")
+        remote = str(clone.parent / "empty.git")
+        git(clone, "init", "--quiet", "--bare", "--initial-branch=main", remote)
+        git(clone, "push", "--quiet", remote, "v0.3.0")
+    elif where == "made by an earlier call":
+        cut.cut(clone, "", None)
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=rf"{remote}'s branch main has not .*feat: not looked at yet"):
+        cut.cut(clone, "", remote)
+    assert state(clone) == before
+    git(clone, "push", "--quiet", remote, ("HEAD~" if where == "made by an earlier call" else "HEAD") + ":main")
+    assert cut.cut(clone, "", remote) == "v0.4.0"
+
+
+def test_a_clone_that_does_not_know_of_the_origins_newest_commit_takes_none_along_either(clone, tmp_path):
+    other = tmp_path / "other"
+    git(tmp_path, "clone", "--quiet", str(tmp_path / "origin.git"), str(other))
+    git(other, "commit", "--quiet", "--allow-empty", "-m", "fix: meanwhile")
+    git(other, "push", "--quiet", "origin", "main")
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", "feat: not looked at yet")
+    before = state(clone)
+    with pytest.raises(ReleaseError, match=r"origin's branch main has not .*feat: not looked at yet"):
+        cut.cut(clone, "", "origin")
+    assert state(clone) == before
 
 
 def test_a_clone_without_the_tags_of_its_origin_releases_nothing(clone):

@@ -29,5 +29,6 @@ def test_faults_of_a_release_are_rehearsed_where_git_has_no_identity(tmp_path, m
     r.run("git", "add", "--all")
     r.run("git", "commit", "--quiet", "-m", "feat: a start")
     r.run("git", "push", "--quiet", "origin", "main")
+    r.run("git", "commit", "--quiet", "--allow-empty", "-m", "fix: a fault")
     faults.of_release(r)
-    assert r.table.row_count == 3
+    assert r.table.row_count == 4
