@@ -45,7 +45,7 @@ def release(tag: str, folder: Path) -> None:
     if wheels.one_version(folder) != tag.removeprefix("v"):
         raise ReleaseError(f"{folder} has the wheels of {wheels.one_version(folder)}, not of {tag}")
     text = shortened(cut.notes(Path(cut.CHANGELOG).read_text(), tag.removeprefix("v")), tag)
-    files = [str(path) for path in sorted(folder.iterdir())]
+    files = [str(path) for path in (*wheels.files(folder), folder / wheels.SUMS)]
     if exists(tag):  # by an earlier run, which may have ended in the middle
         gh("release", "upload", tag, "--clobber", *files)
         gh("release", "edit", tag, "--draft=false", "--notes-file", "-", text=text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from cuops_build import host, table
 from packaging.metadata import Metadata
 from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
 from . import ReleaseError, arguments
@@ -39,10 +39,12 @@ def sha256(path: Path) -> str:
 
 
 def named(path: Path) -> tuple[str, Version, frozenset[Tag]]:
-    """The name, version and tags in a wheel's file name."""
+    """The name, version and tags in the file name of a wheel, or of a source distribution, which has no tags."""
     try:
+        if path.suffix == ".gz":
+            return *parse_sdist_filename(path.name), frozenset()
         name, version, _, tags = parse_wheel_filename(path.name)
-    except InvalidWheelFilename as error:
+    except (InvalidWheelFilename, InvalidSdistFilename) as error:
         raise ReleaseError(f"{path}: no wheel has such a name: {error}") from None
     return name, version, tags
 
@@ -68,9 +70,14 @@ def read(path: Path) -> Wheel:
     return Wheel(path, name, str(version), machine, requires, str(metadata.requires_python or ""), sha256(path), raw)
 
 
+def files(folder: Path) -> list[Path]:
+    """The wheels and source distributions in a folder, which may have other files."""
+    return sorted((*folder.glob("*.whl"), *folder.glob("*.tar.gz")))
+
+
 def one_version(folder: Path) -> str:
-    """The version of all wheels in a folder."""
-    versions = {str(named(path)[1]) for path in folder.glob("*.whl")}
+    """The version of all wheels and source distributions in a folder."""
+    versions = {str(named(path)[1]) for path in files(folder)}
     if len(versions) != 1:
         raise ReleaseError(
             f"{folder}: expected the wheels of one version, found {', '.join(sorted(versions)) or 'none'}"
@@ -106,7 +113,7 @@ def check_sums(folder: Path) -> None:
     if any(len(words) != 2 for words in lines):
         raise ReleaseError(f"{folder / SUMS}: expected a digest and a name in each line")
     said = {name: digest for digest, name in lines}
-    found = {path.name: sha256(path) for path in (*folder.glob("*.whl"), *folder.glob("*.tar.gz"))}
+    found = {path.name: sha256(path) for path in files(folder)}
     wrong = sorted(name for name in said.keys() | found.keys() if said.get(name) != found.get(name))
     if wrong:
         raise ReleaseError(

@@ -39,6 +39,7 @@ def write_wheel(folder: Path, name: str, version: str, tag: str, requires: str =
 
 
 def write_sums(folder: Path) -> None:
-    """SHA256SUMS of the wheels in a folder."""
-    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.glob("*.whl")))
+    """SHA256SUMS of the wheels and source distributions in a folder."""
+    files = sorted((*folder.glob("*.whl"), *folder.glob("*.tar.gz")))
+    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (folder / "SHA256SUMS").write_text("".join(sums))

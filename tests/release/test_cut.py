@@ -386,8 +386,13 @@ def test_a_release_on_github_is_made_once_then_mended_and_no_draft_stays(tmp_pat
     (tmp_path / "CHANGELOG.md").write_text("## 0.3.1 - today\n\n- a fault\n")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
+    for name in ("cuops-0.3.1-py3-none-any.whl", "cuops-0.3.1.tar.gz", "SHA256SUMS", "notes.txt"):
+        (tmp_path / "dist" / name).write_text("")
     for _ in range(2):
         github.release("v0.3.1", tmp_path / "dist")
     calls = log.read_text().splitlines()
     assert [call.split()[1] for call in calls] == ["view", "create", "view", "upload", "edit"]
+    files = ["cuops-0.3.1-py3-none-any.whl", "cuops-0.3.1.tar.gz", "SHA256SUMS"]
+    for call in calls[1], calls[3]:
+        assert [Path(word).name for word in call.split() if str(tmp_path) in word] == files
     assert "--draft=false" in calls[-1]  # as what a run that was killed leaves is one

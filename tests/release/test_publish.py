@@ -129,6 +129,11 @@ def spoil_versions(folder: Path) -> None:
     write_sums(folder)
 
 
+def spoil_a_source_distribution(folder: Path) -> None:
+    (folder / "cuops-1.0.1.tar.gz").write_bytes(b"")
+    write_sums(folder)
+
+
 def spoil_pin(folder: Path) -> None:
     write_wheel(folder, "cuops-cu121", "1.0.0", "py3-none-manylinux_2_17_x86_64", "cuops>=1.0.0")
     write_sums(folder)
@@ -154,6 +159,7 @@ def spoil_sums(folder: Path) -> None:
         (spoil_platforms, "cuops-cu118 for linux_x86_64"),
         (spoil_pythons, "cuops-cu118 for cp312-cp312-manylinux_2_17_x86_64"),
         (spoil_versions, r"the wheels of one version, found 1\.0\.0, 1\.0\.1"),
+        (spoil_a_source_distribution, r"of one version, found 1\.0\.0, 1\.0\.1"),
         (spoil_pin, r"does not require cuops==1\.0\.0"),
         (spoil_bill, "0 bills of materials"),
         (spoil_sums, "SHA256SUMS is missing"),
