@@ -18,6 +18,7 @@ from .arguments import PARSERS, PASSED_ON
 
 SET_UP = re.compile(r"python -m pip install --require-hashes -r requirements/\w+\.txt")
 PINNED = re.compile(r"(\$/.+|[\w./-]+@[0-9a-f]{40})")
+MORE = re.compile(r"[\n;&|<>`()]")  # what has a shell run another command, quoted or not
 
 
 def sessions(root: Path) -> set[str]:
@@ -32,7 +33,7 @@ def call(command: str, known: set[str]) -> str | None:
     if SET_UP.fullmatch(command):
         return None
     words = shlex.split(command)
-    if words[:2] != ["nox", "-s"] or "\n" in command:
+    if words[:2] != ["nox", "-s"] or MORE.search(command):
         return "neither sets up nor calls one nox session"
     split = words.index("--") if "--" in words else len(words)
     called, arguments = words[2:split], [re.sub(r"\$\w+", "x", word) for word in words[split + 1 :]]
@@ -73,7 +74,7 @@ def problems(path: Path, known: set[str]) -> Iterator[str]:
 def main(root: Path) -> int:
     """Prints what breaks a rule; returns how much."""
     known, count = sessions(root), 0
-    for path in sorted((root / ".github").glob("*/**/*.yml")):
+    for path in sorted(path for path in (root / ".github").glob("*/**/*") if path.suffix in (".yml", ".yaml")):
         for problem in problems(path, known):
             print(f"{path.relative_to(root)}: {problem}")
             count += 1

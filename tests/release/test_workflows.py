@@ -97,3 +97,22 @@ def test_every_step_of_a_workflow_is_a_session():
     assert "neither" in str(workflows.call("nox -s lint\nrm -r /", known))
     assert "neither" in str(workflows.call("curl example.org | sh", known))
     assert "no arguments" in str(workflows.call("nox -s lint -- zizmor", known))
+
+
+@pytest.mark.parametrize(
+    "more", ["&& rm -r /", "; rm", "& rm", "| sh", "`rm`", '"$(rm)"', "$(rm)", "<(rm)", "> /etc/passwd"]
+)
+def test_a_step_is_one_command(more):
+    assert "neither" in str(workflows.call(f"nox -s tests -- x {more}", {"tests"}))
+
+
+@pytest.mark.parametrize("path", ["workflows/more.yml", "workflows/more.yaml", "actions/more/action.yaml"])
+def test_workflows_are_checked_whatever_their_suffix(path, tmp_path, monkeypatch, capsys):
+    file = tmp_path / ".github" / path
+    file.parent.mkdir(parents=True)
+    file.write_text("permissions: {}\nruns: { steps: [{ run: rm -r / }] }\n")
+    monkeypatch.setattr(workflows, "sessions", lambda root: set())
+    if path.startswith("workflows"):
+        file.write_text("permissions: {}\njobs: { more: { steps: [{ run: rm -r / }] } }\n")
+    assert workflows.main(tmp_path)
+    assert f"{file.relative_to(tmp_path)}: more: rm -r /: neither" in capsys.readouterr().out
