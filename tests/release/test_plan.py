@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -96,6 +97,31 @@ def test_results_of_every_benchmark_become_tables():
     text = github.comparison(ROOT / "benchmarks/results")
     for path in (ROOT / "benchmarks/results").glob("*.json"):
         assert f"### {path.stem} on " in text
+
+
+def test_a_release_on_github_is_made_once_then_mended_and_no_draft_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(github.wheels, "check_sums", lambda folder: None)
+    monkeypatch.setattr(github.wheels, "one_version", lambda folder: "0.3.1")
+    log, made, command = tmp_path / "log", tmp_path / "made", tmp_path / "bin/gh"
+    for folder in (tmp_path / "bin", tmp_path / "dist"):
+        folder.mkdir()
+    command.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\ncase $2 in view) test -e {made};; create) touch {made};; esac\n'
+    )
+    command.chmod(0o755)
+    (tmp_path / "CHANGELOG.md").write_text("## 0.3.1 - today\n\n- a fault\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    for name in ("cuops-0.3.1-py3-none-any.whl", "cuops-0.3.1.tar.gz", "SHA256SUMS", "notes.txt"):
+        (tmp_path / "dist" / name).write_text("")
+    for _ in range(2):
+        github.release("v0.3.1", tmp_path / "dist")
+    calls = log.read_text().splitlines()
+    assert [call.split()[1] for call in calls] == ["view", "create", "view", "upload", "edit"]
+    files = ["cuops-0.3.1-py3-none-any.whl", "cuops-0.3.1.tar.gz", "SHA256SUMS"]
+    for call in calls[1], calls[3]:
+        assert [Path(word).name for word in call.split() if str(tmp_path) in word] == files
+    assert "--draft=false" in calls[-1]  # as what a run that was killed leaves is one
 
 
 def test_notes_are_one_section_of_the_changelog():
