@@ -18,6 +18,7 @@ from .arguments import PARSERS, PASSED_ON
 
 SET_UP = re.compile(r"python -m pip install --require-hashes -r requirements/\w+\.txt")
 PINNED = re.compile(r"(\$/.+|[\w./-]+@[0-9a-f]{40})")
+TOKEN = re.compile(r"github\.token|secrets\.")
 MORE = re.compile(r"[\n;&|<>`()]")  # what has a shell run another command, quoted or not
 
 
@@ -64,6 +65,8 @@ def problems(path: Path, known: set[str]) -> Iterator[str]:
                 yield f"{name}: has no permissions of its own"
             if "uses" not in job and "timeout-minutes" not in job:
                 yield f"{name}: has no timeout"
+        if TOKEN.search(f"{content.get('env')} {job.get('env')}"):
+            yield f"{name}: a token is there for all steps, not for the one that needs it"
         for step in (job, *job.get("steps", ())):
             if not PINNED.fullmatch(step.get("uses", "$/itself")):
                 yield f"{name}: {step['uses']} is not pinned to a commit"

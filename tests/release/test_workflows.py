@@ -27,6 +27,9 @@ WORSE = {
     "a credential left behind": ("ci.yml", ", persist-credentials: false", "", ("zizmor",)),
     "a key that does not exist": ("nightly.yml", "runs-on:", "runs_on:", ("workflow-schema", "actionlint")),
     "a need that does not exist": ("release.yml", "needs: [tag, wheels]", "needs: [tag, wheel]", ("actionlint",)),
+    "a token for all steps of a job": (
+        "release.yml", "    steps:\n", '    env: { GH_TOKEN: "${{ github.token }}" }\n    steps:\n', ("workflow-sessions",),
+    ),
     "a job without a timeout": ("gpu.yml", "    timeout-minutes: 90\n", "", ("workflow-sessions",)),
 }  # fmt: skip
 
