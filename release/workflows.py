@@ -18,6 +18,7 @@ from .arguments import PARSERS, PASSED_ON
 
 SET_UP = re.compile(r"python -m pip install --require-hashes -r requirements/\w+\.txt")
 PINNED = re.compile(r"(\$/.+|[\w./-]+@[0-9a-f]{40})")
+CACHING = re.compile(r"\$/\.github/actions/nox$|actions/cache")
 TOKEN = re.compile(r"github\.token|secrets\.")
 MORE = re.compile(r"[\n;&|<>`()]")  # what has a shell run another command, quoted or not
 
@@ -68,8 +69,15 @@ def problems(path: Path, known: set[str]) -> Iterator[str]:
         if TOKEN.search(f"{content.get('env')} {job.get('env')}"):
             yield f"{name}: a token is there for all steps, not for the one that needs it"
         for step in (job, *job.get("steps", ())):
-            if not PINNED.fullmatch(step.get("uses", "$/itself")):
-                yield f"{name}: {step['uses']} is not pinned to a commit"
+            uses = step.get("uses", "$/itself")
+            if not PINNED.fullmatch(uses):
+                yield f"{name}: {uses} is not pinned to a commit"
+            if (
+                CACHING.match(uses)
+                and "write" in str(job.get("permissions"))
+                and step.get("with", {}).get("cache") != "false"
+            ):
+                yield f'{name}: may write, and takes caches that other runs left (with: {{ cache: "false" }})'
             if "run" in step and (wrong := call(step["run"].strip(), known)):
                 yield f"{name}: {step['run'].strip()}: {wrong}"
 

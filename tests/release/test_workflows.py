@@ -30,6 +30,7 @@ WORSE = {
     "a token for all steps of a job": (
         "release.yml", "    steps:\n", '    env: { GH_TOKEN: "${{ github.token }}" }\n    steps:\n', ("workflow-sessions",),
     ),
+    "a cache in a job that may write": ("release.yml", '        with: { cache: "false" }\n', "", ("workflow-sessions",)),
     "a job without a timeout": ("gpu.yml", "    timeout-minutes: 90\n", "", ("workflow-sessions",)),
 }  # fmt: skip
 
