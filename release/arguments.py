@@ -113,6 +113,7 @@ def docker() -> argparse.ArgumentParser:
     parser.add_argument("--torch", default="", help="a requirement such as torch==2.13.0, to be installed too")
     parser.add_argument("--push", action="store_true")
     parser.add_argument("--registry", metavar="HOST:PORT[/PATH]", help="where to push")
+    parser.add_argument("--date", metavar="YYYYMMDD", help="of a nightly's tag; by default today (UTC)")
     parser.add_argument("--engine", choices=ENGINES, help="by default the first of these that works")
     return parser
 

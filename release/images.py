@@ -144,10 +144,10 @@ def is_loopback(remote: str) -> bool:
     return remote.split("/")[0].split(":")[0] in ("localhost", "127.0.0.1")
 
 
-def tags(version: str, row: str, today: str, releases: Sequence[str]) -> list[str]:
+def tags(version: str, row: str, date: str, releases: Sequence[str]) -> list[str]:
     """The tags of an image: the one of its version first, then those that move, never back to an older release."""
     if "dev" in version:
-        return [f"{version}-{row}", f"nightly-{today}-{row}", f"nightly-{row}"]
+        return [f"{version}-{row}", f"nightly-{date}-{row}", f"nightly-{row}"]
     newer = [tag for tag in releases if TAG.fullmatch(tag) and Version(tag) > Version(version)]
     return [f"{version}-{row}", *(() if newer else (f"latest-{row}",))]
 
@@ -209,7 +209,7 @@ def expect_wheels(folder: Path, rows: Sequence[str]) -> None:
 def main() -> None:
     """The command line of `nox -s docker`."""
     options = arguments.docker().parse_args()
-    today = datetime.now(timezone.utc).strftime("%Y%m%d")
+    date = options.date or datetime.now(timezone.utc).strftime("%Y%m%d")
     try:
         known = table.read(Path.cwd() / "cuda.toml")
         if unknown := set(options.cuda) - known.keys():
@@ -227,7 +227,7 @@ def main() -> None:
         built = {row: build(engine, options, row, version, version == head) for row in options.cuda}
         # All images are built and tried before the first is pushed, and the tags that move go last.
         releases = git(Path.cwd(), "tag", "--list").split()
-        names = [(built[row], tag) for row in built for tag in tags(version, row, today, releases)]
+        names = [(built[row], tag) for row in built for tag in tags(version, row, date, releases)]
         for local, tag in sorted(names, key=lambda name: not name[1].startswith(version)) if options.push else ():
             remote = f"{options.registry}/{local.split(':')[0]}:{tag}"
             try:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from cuops_build import table
@@ -66,7 +67,8 @@ def main() -> None:
             rows = options.rows or list(table.read(Path.cwd() / "cuda.toml"))
             version = decide(Path.cwd(), options.index, rows)
             is_release = "dev" not in read(Path.cwd()).version  # whose documentation is due, though its wheels are not
-            output(version=version or "", site="true" if version or is_release else "")
+            date = f"{datetime.now(timezone.utc):%Y%m%d}"  # of all images, which other machines make
+            output(version=version or "", site="true" if version or is_release else "", date=date)
             print(version or "")
             return
         try_out(options.dist, options.rows)

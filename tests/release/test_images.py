@@ -2,9 +2,59 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from cuops_build.version import git
 
 from release import ReleaseError, arguments, images
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def docker(tmp_path: Path, release, monkeypatch) -> Callable[..., list[str]]:
+    """Runs the session in a repository of 0.1.0.dev1, with wheels of that; returns what an engine was told to do."""
+    done: list[str] = []
+
+    class Engine(images.Engine):
+        def __init__(self, name: str | None) -> None:
+            self.name = "docker"
+
+        def run(self, *words: str) -> str:
+            done.append(" ".join(words))
+            return "0.1.0.dev1"
+
+    tree, dist = tmp_path / "tree", release("0.1.0.dev1")
+    (tree / "requirements").mkdir(parents=True)
+    for name in ("cuda.toml", "requirements/nox.txt"):
+        shutil.copy(ROOT / name, tree / name)
+    git(tree, "init", "--quiet")
+    git(tree, "add", ".")
+    git(tree, "-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "-m", "feat: a start")
+    monkeypatch.chdir(tree)
+    monkeypatch.setattr(images, "Engine", Engine)
+    monkeypatch.setattr(images, "check_registry", lambda registry: None)
+
+    def run(*words: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["docker", "--dist", str(dist), *words])
+        done.clear()
+        images.main()
+        return list(done)
+
+    return run
+
+
+def pushed(done: list[str]) -> list[str]:
+    return [words.removeprefix("push ") for words in done if words.startswith("push ")]
+
+
+def test_images_of_one_night_have_its_date_whenever_they_are_made(docker):
+    there = "127.0.0.1:5000"
+    done = docker("--cuda", "cu118", "cu121", "--push", "--registry", there, "--date", "20260102")
+    assert {f"{there}/cuops:nightly-20260102-{row}" for row in ("cu118", "cu121")} < set(pushed(done))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -232,4 +233,6 @@ def test_a_night_publishes_documentation_that_is_not_there_yet(release, tmp_path
     monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "said"))
     monkeypatch.setattr(sys, "argv", ["nightly", "decide", "--index", str(tmp_path / "index"), "--rows", *ROWS])
     nightly.main()
-    assert (tmp_path / "said").read_text() == said
+    *outputs, date = (tmp_path / "said").read_text().splitlines(keepends=True)
+    assert "".join(outputs) == said
+    assert re.fullmatch(r"date=\d{8}\n", date)
