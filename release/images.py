@@ -170,7 +170,7 @@ def check_registry(registry: str) -> None:
 def build(engine: Engine, options: argparse.Namespace, row: str, version: str, of_head: bool) -> str:
     """Builds the image of a row of cuda.toml and runs the doctor in it; returns its local tag.
 
-    `of_head`: the version is that of the commit that is checked out, which the image then names.
+    `of_head`: it is made from the commit that is checked out, as that is, and names it.
     """
     root = Path.cwd()
     tag = f"{NAMES[options.image]}:{version}-{row}"
@@ -219,12 +219,18 @@ def main() -> None:
         if options.push:
             check_registry(options.registry)
             options.registry = options.registry.lower()  # an owner's capitals are none of an image's name
-        engine = Engine(options.engine)
-        head = read(Path.cwd()).version
+        engine, history = Engine(options.engine), read(Path.cwd())
+        if options.push and history.changed:
+            raise ReleaseError(
+                f"--push: the tree has changes that are not committed ({', '.join(history.changed[:3])})"
+            )
+        head = history.version
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
         if not options.index and options.image == "runtime":
             expect_wheels(options.dist, options.cuda)
-        built = {row: build(engine, options, row, version, version == head) for row in options.cuda}
+        built = {
+            row: build(engine, options, row, version, version == head and not history.changed) for row in options.cuda
+        }
         # All images are built and tried before the first is pushed, and the tags that move go last.
         releases = git(Path.cwd(), "tag", "--list").split()
         names = [(built[row], tag) for row in built for tag in tags(version, row, date, releases)]

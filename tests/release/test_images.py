@@ -70,6 +70,15 @@ def test_latest_never_goes_back_to_an_older_release(version, expected):
     assert images.tags(version, "cu121", "20260102", ["v0.2.9", "v0.2.10", "v1-draft"]) == expected
 
 
+def test_an_image_names_the_commit_that_it_is_made_from_and_no_other(docker):
+    revision = f"--label=org.opencontainers.image.revision={git(Path.cwd(), 'rev-parse', 'HEAD').strip()}"
+    assert revision in docker()[0].split()
+    Path("cuda.toml").write_text(Path("cuda.toml").read_text() + "\n")
+    assert "image.revision" not in docker()[0]
+    with pytest.raises(SystemExit, match=r"--push: .* not committed \(cuda\.toml\)"):
+        docker("--push", "--registry", "127.0.0.1:5000")
+
+
 def test_a_registry_has_no_scheme():
     with pytest.raises(ReleaseError, match=r"--registry: expected HOST:PORT .* got https://ghcr\.io"):
         images.check_registry("https://ghcr.io")
