@@ -17,9 +17,9 @@ from . import ReleaseError, arguments, output
 CHANGELOG = "CHANGELOG.md"
 
 
-def cliff(*words: str) -> str:
-    """What git-cliff prints."""
-    done = subprocess.run(["git-cliff", "--offline", *words], capture_output=True, text=True, check=False)
+def cliff(root: Path, *words: str) -> str:
+    """What git-cliff prints, in the repository at `root`."""
+    done = subprocess.run(["git-cliff", "--offline", *words], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"git-cliff failed: {done.stderr.strip()}")
     return done.stdout
@@ -63,9 +63,10 @@ def cut(root: Path, version: str, remote: str | None) -> str:
         raise ReleaseError(f"the tag {tag} exists and is never moved: give a higher version with --version")
     before = git(root, "rev-parse", "HEAD").strip()
     try:
-        cliff("--tag", tag, "--output", CHANGELOG)
+        cliff(root, "--tag", tag, "--output", CHANGELOG)
         git(root, "add", CHANGELOG)
-        git(root, "commit", "--no-verify", "--allow-empty", "-m", f"chore(release): {tag}")  # empty after one undone
+        # Without hooks, of which --no-verify leaves some; empty after a release that was undone.
+        git(root, "-c", "core.hooksPath=/dev/null", "commit", "--allow-empty", "-m", f"chore(release): {tag}")
         git(root, "tag", "-a", tag, "-m", f"cuops {tag[1:]}")
         if remote:
             push(root, remote, branch, tag)

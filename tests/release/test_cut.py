@@ -69,6 +69,21 @@ def test_the_changelog_leaves_out_the_commits_of_releases_alone(clone):
     assert "- **release**: v0.3.1" not in changelog
 
 
+def test_no_hook_changes_a_release(clone):
+    for name in ("pre-commit", "prepare-commit-msg", "commit-msg", "post-commit"):
+        hook = clone / ".git/hooks" / name
+        hook.write_text("#!/bin/sh\necho changed > cliff.toml\nexit 1\n")
+        hook.chmod(0o755)
+    cut.cut(clone, "", "origin")
+    assert git(clone, "status", "--porcelain") == ""
+
+
+def test_a_release_is_of_the_repository_wherever_the_process_is(clone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cut.cut(clone, "", "origin") == "v0.3.1"
+    assert "- **nn**: a fault" in (clone / "CHANGELOG.md").read_text()
+
+
 def test_a_higher_version_may_be_given_and_a_lower_one_not(clone):
     with pytest.raises(ReleaseError, match=r"v0\.2\.9 does not follow from the commits, which lead to v0\.3\.1"):
         cut.cut(clone, "0.2.9", None)
