@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuops_build import host, table
-from packaging.metadata import Metadata
+from packaging.metadata import ExceptionGroup, Metadata
 from packaging.tags import Tag
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
@@ -59,7 +59,10 @@ def read(path: Path) -> Wheel:
             bills = [entry for entry in archive.namelist() if entry.startswith(f"{info}/sboms/")]
     except (zipfile.BadZipFile, KeyError) as error:
         raise ReleaseError(f"{path}: not a whole wheel: {error}") from None
-    metadata = Metadata.from_email(raw)
+    try:
+        metadata = Metadata.from_email(raw)
+    except ExceptionGroup as group:
+        raise ReleaseError(f"{path}: its metadata is wrong: {'; '.join(map(str, group.exceptions))}") from None
     if metadata.version != version or not bills:
         raise ReleaseError(
             f"{path.name}: its metadata says version {metadata.version}, and it has {len(bills)} bills of materials"

@@ -184,6 +184,13 @@ def test_a_whole_release_has_all_rows_for_both_processors(release):
     assert len(wheels.read_set(folder)) == 1 + 2 * len(table.read(wheels.ROOT / "cuda.toml"))
 
 
+def test_metadata_that_is_none_is_said_of_its_wheel(release):
+    folder = release("1.0.0")
+    write_wheel(folder, "cuops-cu121", "1.0.0", "py3-none-manylinux_2_17_x86_64", "cuops ==")
+    with pytest.raises(ReleaseError, match=r"cuops_cu121-1\.0\.0-.*whl: .*'cuops ==' is invalid for 'requires-dist'"):
+        wheels.read_set(folder, list(ROWS))
+
+
 def test_metadata_that_an_index_would_refuse_stops_the_upload(release, url, monkeypatch):
     folder = release("1.0.0")
     path = folder / "cuops-1.0.0-py3-none-any.whl"
