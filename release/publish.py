@@ -50,7 +50,12 @@ def publish(
     except requests.RequestException as error:
         raise ReleaseError(f"the index does not answer, so nothing is published: {error}") from error
     for wheel in release:
-        if there.get(wheel.path.name, wheel.sha256) != wheel.sha256:
+        said = there.get(wheel.path.name, wheel.sha256)
+        if said is None:
+            raise ReleaseError(
+                f"{wheel.path.name} is on the index without a SHA-256 to compare, so nothing is published"
+            )
+        if said != wheel.sha256:
             raise ReleaseError(
                 f"{wheel.path.name} is on the index with other bytes, so nothing is published: make a new version"
             )

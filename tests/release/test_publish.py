@@ -220,6 +220,12 @@ def test_other_bytes_under_a_name_that_is_taken_stop_everything(release, url):
     assert len(there(url)) == 1
 
 
+def test_an_index_that_tells_no_digest_is_said_so(release, url, monkeypatch):
+    monkeypatch.setattr(publish, "published", lambda *_: {"cuops-1.0.0-py3-none-any.whl": None})
+    with pytest.raises(ReleaseError, match=r"cuops-1\.0\.0-py3-none-any\.whl is on the index without a SHA-256"):
+        run(release("1.0.0"), url)
+
+
 def test_an_index_that_is_down_is_said_so(release):
     with pytest.raises(ReleaseError, match="does not answer, so nothing is published"):
         run(release("1.0.0"), f"http://127.0.0.1:{servers.free_port()}")
