@@ -87,6 +87,8 @@ def prune(root: Path, keep: int, room: int = 800_000_000) -> list[str]:
 
 def mirror(url: str, root: Path) -> None:
     """Fetches the index published at `url`, all or nothing, each file checked; one that is not there is empty."""
+    if root.exists() and any(root.iterdir()):
+        raise ReleaseError(f"{root} has files, and no index among them: --index takes an empty folder, or a new one")
     part = root.with_name(f"{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:

@@ -179,6 +179,18 @@ def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
     assert not (tmp_path / "another").exists()  # which a night would go on from
 
 
+def test_a_mirror_takes_an_empty_folder_and_leaves_one_with_other_files_alone(release, url, tmp_path):
+    add(tmp_path / "index", release("0.2.0.dev3"))
+    (tmp_path / "mirror").mkdir()
+    index.mirror(url, tmp_path / "mirror")
+    assert index.projects(tmp_path / "mirror") == index.projects(tmp_path / "index")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/page.html").write_text("")
+    with pytest.raises(ReleaseError, match=r"other has files, and no index among them: --index takes an empty folder"):
+        index.mirror(url, tmp_path / "other")
+    assert [path.name for path in tmp_path.glob("other*")] == ["other"]
+
+
 def test_a_night_with_nothing_new_builds_nothing(release, tmp_path, monkeypatch):
     root, rows = tmp_path / "index", list(ROWS)
 
