@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
+import itertools
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -85,50 +88,57 @@ def prune(root: Path, keep: int, room: int = 800_000_000) -> list[str]:
     return sorted(gone, key=Version)
 
 
-def mirror(url: str, root: Path) -> None:
-    """Fetches the index published at `url`, all or nothing, each file checked; one that is not there is empty."""
+@contextlib.contextmanager
+def _session(url: str) -> Iterator[Callable[[str], requests.Response]]:
+    """What gets an answer from below `url`, and asks again where that is worth it."""
+    retry = Retry(5, backoff_factor=1, status_forcelist=[429, 500, 502, 503, 504])
+    with requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, HTTPAdapter(max_retries=retry))
+        try:
+            yield lambda path: session.get(f"{url.rstrip('/')}/{path}", timeout=600)
+        except requests.RequestException as error:
+            raise ReleaseError(f"{url}: {error}") from error
+
+
+def _checked(answer: requests.Response) -> bytes:
+    answer.raise_for_status()
+    return answer.content
+
+
+def published(url: str) -> dict[str, list[dict[str, Any]]]:
+    """The files of each project of the index published at `url`; one that is not there is empty."""
+    if url.rstrip("/").endswith("/simple"):
+        raise ReleaseError(f"--mirror: expected the address above simple/, got {url}")
+    with _session(url) as get:
+        answer = get(f"simple/{JSON_PAGE}")
+        if answer.status_code == requests.codes.not_found:
+            print(f"{answer.url} is not there: the index begins anew", file=sys.stderr)
+            return {}
+        names = [project["name"] for project in json.loads(_checked(answer))["projects"]]
+        return {name: json.loads(_checked(get(f"simple/{name}/{JSON_PAGE}")))["files"] for name in names}
+
+
+def mirror(url: str, root: Path, pages: dict[str, list[dict[str, Any]]] | None = None) -> None:
+    """Fetches the index published at `url`, whose pages may be known, all or nothing, each file checked."""
     if root.exists() and any(root.iterdir()):
         raise ReleaseError(f"{root} has files, and no index among them: --index takes an empty folder, or a new one")
+    pages = published(url) if pages is None else pages
+    if not pages:
+        return
     part = root.with_name(f"{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    try:
-        _fetch(url, part)
-    except requests.RequestException as error:
-        raise ReleaseError(f"{url}: {error}") from error
-    if part.exists():
-        part.rename(root)
-
-
-def _fetch(url: str, root: Path) -> None:
-    session, retry = requests.Session(), Retry(5, backoff_factor=1, status_forcelist=[429, 500, 502, 503, 504])
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=retry))
-
-    def get(url: str) -> bytes:
-        answer = session.get(url, timeout=600)
-        answer.raise_for_status()
-        return answer.content
-
-    url = url.rstrip("/")
-    if url.endswith("/simple"):
-        raise ReleaseError(f"--mirror: expected the address above simple/, got {url}")
-    page = session.get(f"{url}/simple/{JSON_PAGE}", timeout=60)
-    if page.status_code == requests.codes.not_found:
-        print(f"{page.url} is not there: the index begins anew", file=sys.stderr)
-        return
-    page.raise_for_status()
-    pages = {}
-    (root / "files").mkdir(parents=True)
-    for project in page.json()["projects"]:
-        pages[project["name"]] = files = json.loads(get(f"{url}/simple/{project['name']}/{JSON_PAGE}"))["files"]
-        for file in files:
+    (part / "files").mkdir(parents=True)
+    with _session(url) as get:
+        for file in itertools.chain(*pages.values()):
             for suffix, hashes in (("", file["hashes"]), (".metadata", file["core-metadata"])):
                 name = f"{file['filename']}{suffix}"
-                content = get(f"{url}/files/{name}")
+                content = _checked(get(f"files/{name}"))
                 if hashlib.sha256(content).hexdigest() != hashes["sha256"]:
                     raise ReleaseError(f"{url}: {name} is not the file that its page describes")
-                (root / "files" / name).write_bytes(content)
-    write(root, pages)
+                (part / "files" / name).write_bytes(content)
+    write(part, pages)
+    part.rename(root)
 
 
 def write(root: Path, pages: dict[str, list[dict[str, Any]]]) -> None:

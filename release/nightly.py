@@ -6,9 +6,10 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from cuops_build import table
 from cuops_build.version import VersionError, read
@@ -19,9 +20,9 @@ KEEP = 14  # nightlies
 CHECK = "import cuops, numpy; assert cuops.rms_norm(numpy.ones((2, 8), 'f')).shape == (2, 8); print(cuops.__version__)"
 
 
-def decide(root: Path, published: Path, rows: Sequence[str]) -> str | None:
+def decide(root: Path, pages: Mapping[str, list[dict[str, Any]]], rows: Sequence[str]) -> str | None:
     """The version to build tonight, or None where the index has this commit's rows already, or it is a release."""
-    version, pages = read(root).version, index.projects(published)
+    version = read(root).version
     there = (
         any(file["filename"].split("-")[1] == version for file in pages.get(name, ()))
         for name in ("cuops", *(f"cuops-{row}" for row in rows))
@@ -62,11 +63,13 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.step == "decide":
-            if options.mirror and not index.projects(options.index):
-                index.mirror(options.mirror, options.index)
+            here = index.projects(options.index)
+            pages = index.published(options.mirror) if options.mirror and not here else here
             rows = options.rows or list(table.read(Path.cwd() / "cuda.toml"))
-            version = decide(Path.cwd(), options.index, rows)
+            version = decide(Path.cwd(), pages, rows)
             is_release = "dev" not in read(Path.cwd()).version  # whose documentation is due, though its wheels are not
+            if pages is not here and (version or is_release):
+                index.mirror(options.mirror, options.index, pages)
             date = f"{datetime.now(timezone.utc):%Y%m%d}"  # of all images, which other machines make
             output(version=version or "", site="true" if version or is_release else "", date=date)
             print(version or "")

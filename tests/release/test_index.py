@@ -196,7 +196,7 @@ def test_a_night_with_nothing_new_builds_nothing(release, tmp_path, monkeypatch)
 
     def decide(version: str, rows: list[str] = rows) -> str | None:
         monkeypatch.setattr(nightly, "read", lambda _: type("History", (), {"version": version}))
-        return nightly.decide(tmp_path, root, rows)
+        return nightly.decide(tmp_path, index.projects(root), rows)
 
     assert decide("0.2.0.dev3") == "0.2.0.dev3"
     add(root, release("0.2.0.dev3"))
@@ -204,6 +204,20 @@ def test_a_night_with_nothing_new_builds_nothing(release, tmp_path, monkeypatch)
     assert decide("0.2.0.dev3", [*rows, "cu999"]) == "0.2.0.dev3"
     assert decide("0.2.0.dev4") == "0.2.0.dev4"
     assert decide("0.2.0") is None, "a release is no nightly"
+
+
+@pytest.mark.parametrize(
+    ("version", "files"), [("0.2.0.dev3", 0), ("0.2.0.dev4", 6), ("0.2.0", 6)], ids=["published", "new", "a release"]
+)
+def test_a_night_fetches_the_files_of_the_index_only_to_go_on_from_them(
+    release, url, tmp_path, monkeypatch, version, files
+):
+    add(tmp_path / "index", release("0.2.0.dev3"))
+    monkeypatch.setattr(nightly, "read", lambda _: type("History", (), {"version": version}))
+    words = ("decide", "--mirror", url, "--index", str(tmp_path / "mirror"), "--rows", *ROWS)
+    monkeypatch.setattr(sys, "argv", ["nightly", *words])
+    nightly.main()
+    assert len(list(tmp_path.glob("mirror/files/*"))) == files
 
 
 def test_files_that_are_gone_already_do_not_stop_retention(release, tmp_path):
