@@ -106,7 +106,7 @@ def docker() -> argparse.ArgumentParser:
     """Of `nox -s docker`."""
     parser = _parser("docker", "Builds images, tries them, and pushes them.")
     parser.add_argument("--cuda", nargs="+", default=["cu121"], metavar="ROW", help="rows of cuda.toml")
-    parser.add_argument("--image", choices=("runtime", "dev"), default="runtime")
+    parser.add_argument("--image", choices=("runtime", "dev"), default="runtime", help="dev is one for all rows")
     parser.add_argument("--base", help="the base image, instead of the Dockerfile's own")
     parser.add_argument("--index", help="the package index to install from, instead of the wheels in dist/")
     parser.add_argument("--dist", type=Path, default=Path("dist"))

@@ -147,9 +147,11 @@ def is_loopback(remote: str) -> bool:
 def tags(version: str, row: str, date: str, releases: Sequence[str]) -> list[str]:
     """The tags of an image: the one of its version first, then those that move, never back to an older release."""
     if "dev" in version:
-        return [f"{version}-{row}", f"nightly-{date}-{row}", f"nightly-{row}"]
-    newer = [tag for tag in releases if TAG.fullmatch(tag) and Version(tag) > Version(version)]
-    return [f"{version}-{row}", *(() if newer else (f"latest-{row}",))]
+        names = [version, f"nightly-{date}", "nightly"]
+    else:
+        newer = [tag for tag in releases if TAG.fullmatch(tag) and Version(tag) > Version(version)]
+        names = [version, *(() if newer else ("latest",))]
+    return [f"{name}-{row}" if row else name for name in names]
 
 
 def check_registry(registry: str) -> None:
@@ -168,12 +170,12 @@ def check_registry(registry: str) -> None:
 
 
 def build(engine: Engine, options: argparse.Namespace, row: str, version: str, of_head: bool) -> str:
-    """Builds the image of a row of cuda.toml and runs the doctor in it; returns its local tag.
+    """Builds the image of a row of cuda.toml, or of none, and runs the doctor in it; returns its local tag.
 
     `of_head`: it is made from the commit that is checked out, as that is, and names it.
     """
     root = Path.cwd()
-    tag = f"{NAMES[options.image]}:{version}-{row}"
+    tag = f"{NAMES[options.image]}:{version}-{row}".removesuffix("-")
     commit, epoch = git(root, "log", "-1", "--format=%H %ct").split()
     labels = {"org.opencontainers.image.version": version}
     if of_head:
@@ -228,9 +230,8 @@ def main() -> None:
         version = head if options.index or options.image == "dev" else wheels.one_version(options.dist)
         if not options.index and options.image == "runtime":
             expect_wheels(options.dist, options.cuda)
-        built = {
-            row: build(engine, options, row, version, version == head and not history.changed) for row in options.cuda
-        }
+        rows = options.cuda if options.image == "runtime" else [""]  # as the other image is the same for all
+        built = {row: build(engine, options, row, version, version == head and not history.changed) for row in rows}
         # All images are built and tried before the first is pushed, and the tags that move go last.
         releases = git(Path.cwd(), "tag", "--list").split()
         names = [(built[row], tag) for row in built for tag in tags(version, row, date, releases)]

@@ -79,6 +79,13 @@ def test_an_image_names_the_commit_that_it_is_made_from_and_no_other(docker):
         docker("--push", "--registry", "127.0.0.1:5000")
 
 
+def test_the_image_for_development_is_one_for_all_rows(docker):
+    there = "127.0.0.1:5000"
+    done = docker("--image", "dev", "--cuda", "cu118", "cu121", "--push", "--registry", there, "--date", "20260102")
+    assert len([words for words in done if words.startswith("buildx build")]) == 1
+    assert pushed(done) == [f"{there}/cuops-dev:{tag}" for tag in ("0.1.0.dev1", "nightly-20260102", "nightly")]
+
+
 def test_a_registry_has_no_scheme():
     with pytest.raises(ReleaseError, match=r"--registry: expected HOST:PORT .* got https://ghcr\.io"):
         images.check_registry("https://ghcr.io")
