@@ -70,6 +70,21 @@ def test_latest_never_goes_back_to_an_older_release(version, expected):
     assert images.tags(version, "cu121", "20260102", ["v0.2.9", "v0.2.10", "v1-draft"]) == expected
 
 
+def test_tags_that_move_go_after_those_of_the_version_of_all_rows(docker):
+    """Where a push stops in the middle, what moved already leads to a whole version."""
+    there = "127.0.0.1:5000"
+    done = docker("--cuda", "cu118", "cu121", "--push", "--registry", there, "--date", "20260102")
+    assert pushed(done) == [
+        f"{there}/cuops:{tag}"
+        for tag in (
+            *("0.1.0.dev1-cu118", "0.1.0.dev1-cu121"),
+            *("nightly-20260102-cu118", "nightly-cu118", "nightly-20260102-cu121", "nightly-cu121"),
+        )
+    ]
+    after = done[done.index(f"push {there}/cuops:0.1.0.dev1-cu118") :]
+    assert not [words for words in after if words.startswith(("buildx", "run"))]  # all are tried before the first push
+
+
 def test_an_image_names_the_commit_that_it_is_made_from_and_no_other(docker):
     revision = f"--label=org.opencontainers.image.revision={git(Path.cwd(), 'rev-parse', 'HEAD').strip()}"
     assert revision in docker()[0].split()
