@@ -46,12 +46,21 @@ def pins(path: Path) -> dict[str, list[str]]:
     return found
 
 
+def header(wanted: tuple[str, ...]) -> str:
+    """The first line of a file of pins: what it is made for, as that cannot be told from the pins."""
+    return f"# for {' '.join(sorted({canonicalize_name(Requirement(line).name) for line in wanted}))}\n"
+
+
 def stale() -> list[str]:
     """Prints what is not pinned as it should be, or is pinned for nothing; returns the files."""
     found = []
     for name, wanted in inputs().items():
         path = FOLDER / f"{name}.txt"
         pinned = pins(path) if path.exists() else {}
+        made_for = path.read_text().partition("\n")[0].split()[2:] if path.exists() else []
+        if gone := set(made_for) - set(header(wanted).split()):
+            print(f"requirements/{name}.txt is made for {', '.join(sorted(gone))}, too: nox -s lock -- {name}")
+            found.append(name)
         for requirement in map(Requirement, wanted):
             versions = pinned.get(canonicalize_name(requirement.name), ())
             if not any(version in requirement.specifier for version in versions):
@@ -82,8 +91,10 @@ def main(words: list[str]) -> None:
             flags = (*every, "--generate-hashes", "--quiet", "--no-header", "--no-annotate")
             upgraded = (f"--upgrade-package={package}" for package in options.upgrade)
             uv = (sys.executable, "-m", "uv", "pip", "compile", *flags, *upgraded)
-            subprocess.run([*uv, "-o", str(FOLDER / f"{name}.txt"), str(source)], check=True)
-        print(f"requirements/{name}.txt: {len(pins(FOLDER / f'{name}.txt'))} pins")
+            path = FOLDER / f"{name}.txt"
+            subprocess.run([*uv, "-o", str(path), str(source)], check=True)
+        path.write_text(header(wanted[name]) + path.read_text())
+        print(f"requirements/{name}.txt: {len(pins(path))} pins")
 
 
 if __name__ == "__main__":

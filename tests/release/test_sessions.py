@@ -94,6 +94,23 @@ def test_pins_that_nothing_asks_for_are_stale(tree, monkeypatch, capsys):
     assert "requirements/cuops-cu999.txt" in capsys.readouterr().out
 
 
+def test_pins_of_a_requirement_that_was_removed_are_stale_until_they_are_locked_again(tree, monkeypatch, capsys):
+    def uv(command, **options):
+        Path(command[command.index("-o") + 1]).write_text("nox==2026.10.20\n")
+
+    wanted = lock.inputs()
+    monkeypatch.setattr(lock, "FOLDER", tree / "requirements")
+    assert lock.stale() == []
+    monkeypatch.setattr(
+        lock, "inputs", lambda: {**wanted, "build": (*wanted["nox"],), "release": wanted["release"][1:]}
+    )
+    assert lock.stale() == ["build", "release"]
+    assert "requirements/release.txt is made for git-cliff, too: nox -s lock -- release" in capsys.readouterr().out
+    monkeypatch.setattr(lock.subprocess, "run", uv)
+    lock.main(["build"])
+    assert lock.stale() == ["release"]
+
+
 def test_only_pins_that_there_are_can_be_locked():
     with pytest.raises(SystemExit, match="there is no nosuch; there are nox, build"):
         lock.main(["nosuch"])
