@@ -122,6 +122,23 @@ def test_wheels_for_another_machine_are_not_installed():
     assert wheelhouse.for_this_machine(wheels) == wheels[:2]
 
 
+@pytest.mark.parametrize("venv", ["there", "missing"])
+def test_what_must_pass_runs_with_the_nox_that_is_pinned(tmp_path, monkeypatch, venv):
+    stub = f"""#!/bin/sh
+echo "$@" >> {tmp_path}/log
+case "$2-{venv}" in venv-missing) exit 1;; venv-there|virtualenv-*) mkdir -p .nox/.ci/bin; cp "$0" .nox/.ci/bin/python; cp "$0" .nox/.ci/bin/nox;; esac
+"""
+    for name, text in ((".ci/run", (ROOT / ".ci/run").read_text()), ("bin/python3", stub)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    subprocess.run([tmp_path / ".ci/run"], check=True)
+    installed = [line for line in (tmp_path / "log").read_text().splitlines() if "pip install" in line]
+    assert len(installed) == (1 if venv == "there" else 2)
+    assert all("--require-hashes -r requirements/nox.txt" in line for line in installed)
+
+
 SANITIZER = """#!/bin/sh
 # What compute-sanitizer does with a log and what it runs, without a GPU.
 for word; do
