@@ -49,7 +49,7 @@ def wheels() -> argparse.ArgumentParser:
     parser.add_argument("rows", nargs="*", help="rows of cuda.toml; by default all")
     parser.add_argument("--machine", nargs="+", choices=MACHINES)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--cibuildwheel", action="store_true", help="build in the stock manylinux image")
+    how.add_argument("--cibuildwheel", action="store_true", help="build backends in the stock manylinux image")
     how.add_argument("--built", action="store_true", help="build nothing: check what is in dist/, and write SHA256SUMS")
     return parser
 
