@@ -126,7 +126,10 @@ def test_wheels_for_another_machine_are_not_installed():
 def test_what_must_pass_runs_with_the_nox_that_is_pinned(tmp_path, monkeypatch, venv):
     stub = f"""#!/bin/sh
 echo "$@" >> {tmp_path}/log
-case "$2-{venv}" in venv-missing) exit 1;; venv-there|virtualenv-*) mkdir -p .nox/.ci/bin; cp "$0" .nox/.ci/bin/python; cp "$0" .nox/.ci/bin/nox;; esac
+case "$2-{venv}" in
+  venv-missing) exit 1 ;;
+  venv-there | virtualenv-*) mkdir -p .nox/.ci/bin; cp "$0" .nox/.ci/bin/python; cp "$0" .nox/.ci/bin/nox ;;
+esac
 """
     for name, text in ((".ci/run", (ROOT / ".ci/run").read_text()), ("bin/python3", stub)):
         (tmp_path / name).parent.mkdir()
