@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["cem"]:
         return cem.main(given[1:])
-    options = parser().parse_args(given)
+    options = parser().parse_intermixed_args(given)
     benchmark = cast("Benchmark", importlib.import_module(f"benchmarks.{options.operator}"))
     chosen = list(dict.fromkeys(options.sections)) or [n for n in benchmark.SECTIONS if n not in benchmark.ON_REQUEST]
     try:

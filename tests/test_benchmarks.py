@@ -145,6 +145,11 @@ def test_an_unknown_section_is_refused(capsys):
     assert "sideways" in capsys.readouterr().err
 
 
+def test_sections_may_come_after_options(tmp_path):
+    assert benchmarks.main(["rms_norm", *SMALL, "--output", str(tmp_path), "host", "--dtypes", "f"]) == 0
+    assert list(json.loads((tmp_path / "rms_norm.json").read_text())["sections"]) == ["host"]
+
+
 def test_the_comparison_of_the_article_ends_with_the_average_speed_up_and_both_plots(tmp_path, capsys):
     options = ["--quick", "--device", "cpu", "--without", "torch.compile", "--output", str(tmp_path)]
     assert benchmarks.main(["sample_normal", "article", *options]) == 0
