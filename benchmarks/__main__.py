@@ -65,11 +65,14 @@ def main(arguments: list[str] | None = None) -> int:
     files = {options.operator: standard} if standard else {}
     files |= {f"{options.operator}_{name}": [name] for name in chosen if name in benchmark.ON_REQUEST}
     options.facts, options.written = facts, []
-    records = [
-        record
-        for stem, names in files.items()
-        for record in _measured(benchmark, stem, names, options, functions, clock)
-    ]
+    try:
+        records = [
+            record
+            for stem, names in files.items()
+            for record in _measured(benchmark, stem, names, options, functions, clock)
+        ]
+    except CuopsError as error:  # of a section that needs a GPU
+        parser().exit(1, f"python -m benchmarks: {error}\n")
     print(f"\nwrote {', '.join(map(str, options.written))}")
     return int(any("failure" in record.get("results", {}).get("cuops", {}) for record in records))
 

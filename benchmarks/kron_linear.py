@@ -122,14 +122,13 @@ def _both_ways(
 
 def plan(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -> Records:
     """what plans predict for all sizes beside kernel time, L2 emptied before each call: the farthest apart last"""
-    records: Records = []
-    for letter in options.dtypes or DTYPES:
-        cases = [Case("kron_linear", "forward", s, DTYPES[letter]) for s in options.shapes or _grid_shapes(options)]
-        records += measure_all(cases, {"cuops": functions["cuops"]}, timer, options.device)
+    shapes = options.shapes or _grid_shapes(options)
+    cases = [Case("kron_linear", "forward", s, DTYPES[letter]) for letter in options.dtypes or DTYPES for s in shapes]
+    predictions = [_predicted(case) for case in cases]  # first, as they need a GPU
+    records = measure_all(cases, {"cuops": functions["cuops"]}, timer, options.device)
     found = []
-    for record in records:
-        rows, *sizes = record["shape"]
-        record["predicted_us"] = kron_plan(rows, [(size, size) for size in sizes], record["dtype"]).microseconds
+    for record, predicted_us in zip(records, predictions, strict=True):
+        record["predicted_us"] = predicted_us
         if "us" in record["results"]["cuops"]:
             found.append((record["predicted_us"], record["results"]["cuops"]["us"], record))
     found.sort(key=lambda times: abs(math.log(times[0] / times[1])))
@@ -141,6 +140,12 @@ def plan(options: argparse.Namespace, functions: dict[str, Any], timer: Timer) -
     near = sum(2 / 3 < predicted / us < 3 / 2 for predicted, us, _ in found)
     print(f"\n{near} of {len(found)} predictions are within 1.5 times the time")
     return records
+
+
+def _predicted(case: Case) -> float:
+    """The microseconds of the case's plan."""
+    rows, *sizes = case.shape
+    return kron_plan(rows, [(size, size) for size in sizes], case.dtype).microseconds
 
 
 SECTIONS = {f.__name__: f for f in (forward, tf32, backward, host, grid, at_random, plan)}

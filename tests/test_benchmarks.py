@@ -8,6 +8,7 @@ from importlib import metadata
 
 import pytest
 import torch
+from cuops import _backend, errors
 from cuops._bench import report
 from cuops._bench import rms_norm as operator
 from cuops._bench.case import Case, available, measure
@@ -250,6 +251,19 @@ def test_mistakes_are_a_line_before_anything_is_measured(arguments, said, tmp_pa
     shown = capsys.readouterr()
     assert (stopped.value.code, shown.out) == (2, "")
     assert said in shown.err.splitlines()[-1]
+
+
+def test_plans_where_there_is_no_gpu_are_a_line_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    def library():
+        raise errors.DriverNotFoundError("there is no NVIDIA driver")
+
+    monkeypatch.setattr(_backend, "library", library)
+    options = ["--device", "cpu", "--output", str(tmp_path)]
+    with pytest.raises(SystemExit) as stopped:
+        benchmarks.main(["kron_linear", "plan", *options])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("python -m benchmarks: there is no NVIDIA driver\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_rows_of_several_sizes_are_their_product(tmp_path):
