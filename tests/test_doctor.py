@@ -146,6 +146,15 @@ def test_a_driver_without_gpus(machine, capsys):
     assert "cuops doctor --allow-no-gpu" in capsys.readouterr().out
 
 
+def test_where_a_backend_is_missing_too_allowing_no_gpu_is_no_way_out(machine, capsys):
+    machine.setattr(_backend, "installed", list)
+    machine.setattr(_driver, "gpus", list)
+    assert main(["doctor"]) == 10
+    printed = capsys.readouterr().out
+    assert "problem 13" in printed
+    assert "--allow-no-gpu" not in printed
+
+
 def test_no_driver_is_all_right_where_it_is_allowed(machine, capsys):
     machine.setattr(_driver, "cuda_version", raises(errors.DriverNotFoundError("there is no NVIDIA driver")))
     assert examine(capsys, "--allow-no-gpu")["exit_code"] == 0

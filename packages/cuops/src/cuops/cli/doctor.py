@@ -229,7 +229,7 @@ def render(report: dict[str, Any]) -> str:
     lines = [f"{name:11}{text}" for name, text in rows]
     for problem in report["problems"]:
         lines += ["", f"problem {problem['code']}: {problem['what']}", f"  to fix it, run: {problem['command']}"]
-        if problem["code"] == CODES[errors.DriverNotFoundError]:
+        if problem["code"] == report["exit_code"] == CODES[errors.DriverNotFoundError]:
             lines += ["  where there is to be no GPU, and the CPU computes: cuops doctor --allow-no-gpu"]
     if not report["problems"]:
         lines += ["", "All is well." if choice else "All is well, without a GPU."]
