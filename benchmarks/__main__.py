@@ -6,7 +6,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from cuops._bench import OPERATORS, report
@@ -40,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--part", type=_part, metavar="2/8", help="of a section that takes long; parts add up in --output"
     )
-    made.add_argument("--output", type=Path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
+    made.add_argument("--output", type=cases.path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
     made.add_argument("--quick", action="store_true", help="shorter measurements, and of most sections fewer shapes")
     made.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     return made

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -116,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks cem", description=__doc__.splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
+    parser.add_argument("--output", type=cases.path, metavar="FOLDER", help=f"with a GPU by default {RESULTS}")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default cuda where there is a GPU")
     options = parser.parse_args(arguments)

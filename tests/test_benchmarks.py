@@ -239,6 +239,8 @@ def test_sections_on_request_leave_the_standard_file_alone(tmp_path, capsys):
         ("rms_norm --device cuda", "--device cuda: PyTorch sees no GPU"),
         ("cem --device cuda", "--device cuda: PyTorch sees no GPU"),
         ("rms_norm --output {file}", "file: expected a folder: File exists"),
+        ("rms_norm --output=", "--output: expected a path, got an empty one"),
+        ("cem --output=", "--output: expected a path, got an empty one"),
         ("cem --output {file}", "file: expected a folder: File exists"),
     ],
 )

@@ -303,6 +303,14 @@ def test_results_want_a_folder(tmp_path, capsys):
     assert "file: expected a folder: File exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["profile", "bench"])
+def test_an_empty_output_is_not_the_current_folder(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "rms_norm", "4", "64", "--device", "cpu", "--output", ""])
+    assert stopped.value.code == 2
+    assert "argument --output: expected a path, got an empty one" in capsys.readouterr().err
+
+
 def test_bench_prints_the_comparison_and_writes_json_and_a_plot(tmp_path, capsys):
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path), "--", "4", "64"]) == 0
     written = json.loads((tmp_path / "rms_norm.json").read_text())

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from . import cases
@@ -15,7 +14,7 @@ from . import cases
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cuops bench`."""
     cases.add_arguments(parser)
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write JSON and a plot there")
+    parser.add_argument("--output", type=cases.path, metavar="FOLDER", help="write JSON and a plot there")
     parser.add_argument("--quick", action="store_true", help="shorter measurements")
 
 

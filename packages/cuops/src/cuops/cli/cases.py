@@ -70,6 +70,13 @@ def sizes(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected sizes such as 16x32x32, got {text}") from None
 
 
+def path(text: str) -> Path:
+    """The path of that name; pathlib takes none for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty one")
+    return Path(text)
+
+
 def checked(shape: list[int], name: str = "shape") -> list[int]:
     """The sizes of one shape; raises ValueError where no operator takes them."""
     if not 2 <= len(shape) <= MOST_SIZES or min(shape) < 1:

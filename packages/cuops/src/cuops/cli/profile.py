@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="cuops, torch, torch.compile, …; for kron also v1, v2, v3: loop, transposed, cuops",
     )
     parser.add_argument("--calls", type=int, default=10, help="by default 10")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the trace; by default OPERATOR.trace.json")
+    parser.add_argument("--output", type=cases.path, metavar="FILE", help="the trace; by default OPERATOR.trace.json")
 
 
 def main(options: argparse.Namespace) -> int:
