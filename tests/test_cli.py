@@ -1,5 +1,6 @@
 """The command cuops: its subcommands that compare and measure, and how it fails."""
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 from cuops._bench import rms_norm
 from cuops.cli import cases, doctor, main, selftest
+from matplotlib.figure import Figure
 from torch._dynamo.testing import CompileCounter
 
 QUICK = ["--device", "cpu", "--without", "torch.compile"]
@@ -301,6 +303,17 @@ def test_results_want_a_folder(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path / "file"), "--", "4", "64"]) == 1
     assert "file: expected a folder: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", [(Path, "write_text"), (Figure, "savefig")], ids=["JSON", "plot"])
+def test_results_that_the_disk_does_not_hold_are_named(written, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*written, full)
+    assert main(["bench", "rms_norm", *QUICK, "--quick", "--output", str(tmp_path), "--", "4", "64"]) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"cuops bench: {tmp_path}/rms_norm.(json|png): No space left on device\n", said)
 
 
 @pytest.mark.parametrize("command", ["profile", "bench"])

@@ -75,6 +75,15 @@ def test_a_pipe_is_said_to_be_no_file(name, tmp_path, capsys):
     assert f"{name}: expected a file that can be read from anywhere, got a pipe" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["none.npy", "none.safetensors", "folder.npy", ""])
+def test_a_file_that_cannot_be_read_comes_first_in_the_message(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.npy").mkdir()
+    assert main(["run", "rms_norm", name, "y.npy"]) == 1
+    why = "Is a directory" if name == "folder.npy" else "No such file or directory"
+    assert capsys.readouterr().err == f"cuops run: {name or 'an empty name'}: {why}\n"
+
+
 def test_a_file_that_is_write_protected_stays_as_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.ones((2, 4)))

@@ -8,7 +8,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -155,10 +156,21 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".json.part")
     try:
-        scratch.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
-        scratch.replace(path)
+        with _naming(path):
+            scratch.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+            scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Has errors name the file, which those of a full disk do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _finite(content: Any) -> Any:
@@ -212,5 +224,6 @@ def plot(path: Path, sections: dict[str, Sequence[dict[str, Any]]], title: str, 
     axes[0][-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with _naming(path):
+        figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # is no mistake: see `command`
         raise
     except (CuopsError, TypeError, ValueError, OSError, ImportError) as error:
-        print(f"cuops {options.command}: {error}", file=sys.stderr)
+        print(f"cuops {options.command}: {_said(error)}", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         said = str(error)  # PyTorch's words where it runs out of memory, or nothing has so much
@@ -78,6 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"cuops {options.command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _said(error: Exception) -> str:
+    """The error's message; the file comes first, where Python's own has it last."""
+    if isinstance(error, OSError) and error.filename is not None:
+        file = error.filename2 or error.filename or "an empty name"
+        return f"{file}: {error.strerror}"
+    return str(error)
 
 
 def command() -> int:
