@@ -111,6 +111,27 @@ def test_a_link_that_leads_nowhere_but_to_itself_is_replaced(tmp_path, monkeypat
     assert np.load("y.npy").shape == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("damaged", "is_npy"),
+    [
+        (lambda npy: npy[:-20], True),
+        (lambda npy: npy[:60], True),
+        (lambda npy: npy.replace(b"}", b"("), True),
+        (lambda npy: npy.replace(b"<f8", b",f8"), True),
+        (lambda npy: b"text", False),
+        (lambda npy: b"", False),
+    ],
+    ids=["data cut", "header cut", "no dictionary", "no dtype", "text", "nothing"],
+)
+def test_an_npy_file_that_is_damaged_is_told_from_another_file(damaged, is_npy, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.ones((2, 4)))
+    (tmp_path / "x.npy").write_bytes(damaged((tmp_path / "x.npy").read_bytes()))
+    assert main(["run", "rms_norm", "x.npy", "y.npy"]) == 1
+    more = "; this .npy is cut short, damaged, or of Python's objects" if is_npy else ""
+    assert capsys.readouterr().err == f"cuops run: x.npy: expected one array, as numpy.save writes it{more}\n"
+
+
 def test_a_header_with_a_size_that_no_array_has_is_a_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1180591620717411303424, 16), }"

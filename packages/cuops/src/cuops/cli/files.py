@@ -9,6 +9,7 @@ import json
 import math
 import os
 import tempfile
+import tokenize
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 
 # The dtypes of the safetensors format, https://github.com/huggingface/safetensors#format. NumPy holds BF16 as 16 bits.
 SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NPY = b"\x93NUMPY"  # what such files begin with
 MOST_NAMED, MOST_COMPARED = 8, 4096  # tensors, in a message; with a name that is none's
 
 
@@ -50,8 +52,11 @@ def read(location: str) -> FileArray:
         return _read_safetensors(path, name)
     try:
         values = np.lib.format.open_memmap(location, mode="r")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{location}: expected one array, as numpy.save writes it") from error
+    except (ValueError, TypeError, OverflowError, SyntaxError, tokenize.TokenError) as error:
+        with path.open("rb") as file:
+            is_npy = file.read(len(NPY)) == NPY
+        what = "; this .npy is cut short, damaged, or of Python's objects" if is_npy else ""
+        raise ValueError(f"{location}: expected one array, as numpy.save writes it{what}") from error
     if values.dtype == np.dtype("V2"):
         raise TypeError(f"{location}: .npy has no bfloat16, if these 16 bits are such; take a .safetensors file")
     return FileArray(values, values.dtype.name, "x")
