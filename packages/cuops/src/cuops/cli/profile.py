@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--implementation",
         default="cuops",
-        help="cuops, torch, torch.compile, …; for kron also v1, v2, v3: loop, transposed, cuops",
+        help="by default cuops; or torch, torch.compile, …; for kron also v1, v2, v3: loop, transposed, cuops",
     )
     parser.add_argument("--calls", type=int, default=10, help="by default 10")
     parser.add_argument("--output", type=cases.path, metavar="FILE", help="the trace; by default OPERATOR.trace.json")
