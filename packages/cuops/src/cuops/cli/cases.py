@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=sizes,
         metavar="16x32x32",
-        help="more shapes, in the same go; after the first one, or before --; may be repeated",
+        help="more shapes in the same run, each as one word; it takes all words up to the next option, so the operator "
+        "and the first shape stand before it, or after --; may be repeated",
     )
     parser.add_argument(
         "--dtype",
