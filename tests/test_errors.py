@@ -46,6 +46,11 @@ NUMPY_ARRAY = """
 """
 
 
+def test_the_public_names_of_errors_are_classes_of_them():
+    public = [value for name, value in vars(errors).items() if not name.startswith("_") and name != "annotations"]
+    assert all(issubclass(value, errors.CuopsError) for value in public)
+
+
 def provoke(installation: Installation, code: str = CUDA_ARRAY, **environment: object) -> tuple[str, str, str]:
     """(class, message, command) of the error that the code raises."""
     done = installation.run(code, **environment)

@@ -20,6 +20,14 @@ from ._known_backends import CODE, LEAST_DRIVER
 LEAST_FFI = "0.1.9"  # as the backends' requirements have it
 NIGHTLIES = "https://cuops.github.io/cuops/simple"  # an index, of versions with .dev
 REINSTALL_FFI = f"pip install --force-reinstall 'apache-tvm-ffi>={LEAST_FFI},<0.2'"
+# Classes that the library raises by their names; tvm-ffi knows Python's, but for NotImplementedError.
+RAISED = (
+    errors.DriverNotFoundError,
+    errors.DriverTooOldError,
+    errors.UnsupportedArchitectureError,
+    errors.DamagedBackendError,
+    errors.CudaError,
+)
 
 
 @dataclass(frozen=True)
@@ -297,8 +305,9 @@ def load(backend: Backend) -> Any:
         if not is_usable and not is_hidden:
             sys.modules.pop("torch", None)  # threads may come here at once
 
-    for name, cls in errors.from_library().items():
-        tvm_ffi.register_error(name, cls)
+    for cls in RAISED:
+        tvm_ffi.register_error(f"cuops.errors.{cls.__name__}", cls)
+    tvm_ffi.register_error("NotImplementedError", NotImplementedError)
     try:
         return tvm_ffi.load_module(str(backend.library))
     except (OSError, RuntimeError) as error:  # the dynamic linker's words are in it

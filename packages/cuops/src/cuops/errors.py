@@ -61,9 +61,3 @@ class DamagedBackendError(CuopsError):
 
 class CudaError(CuopsError):
     """A call of the CUDA driver failed; the message has the driver's own name for it."""
-
-
-def from_library() -> dict[str, type[Exception]]:
-    """The classes that the C++ library raises, by the names that it knows them by; tvm-ffi knows others of Python's."""
-    raised = (DriverNotFoundError, DriverTooOldError, UnsupportedArchitectureError, DamagedBackendError, CudaError)
-    return {f"cuops.errors.{cls.__name__}": cls for cls in raised} | {"NotImplementedError": NotImplementedError}
