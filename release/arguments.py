@@ -24,7 +24,7 @@ def _count(text: str) -> int:
 
 
 def _parser(session: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"nox -s {session} --", description=description)
+    return argparse.ArgumentParser(prog=f"nox -s {session} --", description=description, allow_abbrev=False)
 
 
 def plan() -> argparse.ArgumentParser:

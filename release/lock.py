@@ -75,7 +75,7 @@ def stale() -> list[str]:
 
 def main(words: list[str]) -> None:
     """Resolves and writes the files named, or all; what is pinned already stays where it fits, but for --upgrade."""
-    parser = argparse.ArgumentParser(prog="nox -s lock --", description=__doc__)
+    parser = argparse.ArgumentParser(prog="nox -s lock --", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="FILE", help="by its stem; by default all")
     parser.add_argument("--upgrade", nargs="+", default=[], metavar="PACKAGE", help="to its newest version that fits")
     options = parser.parse_args(words)

@@ -116,6 +116,18 @@ def test_only_pins_that_there_are_can_be_locked():
         lock.main(["nosuch"])
 
 
+@pytest.mark.parametrize(
+    ("parse", "words"),
+    [(arguments.release().parse_args, ["--pus", "origin"]), (lock.main, ["--upgrad", "numpy"])],
+    ids=["release", "lock"],
+)
+def test_the_beginning_of_an_option_is_none(parse, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(words)
+    assert stopped.value.code == 2
+    assert f"unrecognized arguments: {words[0]}" in capsys.readouterr().err
+
+
 def test_wheels_for_another_machine_are_not_installed():
     names = ("py3-none-any", *(f"py3-none-manylinux_2_17_{machine}" for machine in (platform.machine(), OTHER)))
     wheels = [Path(f"dist/cuops-1.0.0-{tags}.whl") for tags in names]
