@@ -15,6 +15,8 @@ parser.add_argument("--tokens", type=int, default=16)
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--dtype", default="float32", choices=["float64", "float32", "float16", "bfloat16"])
 args = parser.parse_args()
+if args.device.startswith("cuda") and not torch.cuda.is_available():
+    parser.error("--device: PyTorch sees no GPU")
 if args.tokens < 1:
     parser.error(f"--tokens: expected at least 1, got {args.tokens}")
 

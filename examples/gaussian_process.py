@@ -13,6 +13,8 @@ parser.add_argument("--grid", type=int, nargs="+", default=[10, 12, 9], help="po
 parser.add_argument("--noise", type=float, default=0.1, help="standard deviation")
 parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
+if args.device.startswith("cuda") and not torch.cuda.is_available():
+    parser.error("--device: PyTorch sees no GPU")
 
 
 def kernel(n: int) -> torch.Tensor:

@@ -15,6 +15,8 @@ parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
+if args.device.startswith("cuda") and not torch.cuda.is_available():
+    parser.error("--device: PyTorch sees no GPU")
 if args.steps < 2:
     parser.error(f"--steps: expected at least 2, of which the first is not timed, got {args.steps}")
 

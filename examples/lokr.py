@@ -15,6 +15,8 @@ parser.add_argument("--tokens", type=int, default=16, help="in a sequence")
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
+if args.device.startswith("cuda") and not torch.cuda.is_available():
+    parser.error("--device: PyTorch sees no GPU")
 for name in ("batch", "tokens", "steps"):
     if getattr(args, name) < 1:
         parser.error(f"--{name}: expected at least 1, got {getattr(args, name)}")

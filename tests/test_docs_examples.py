@@ -1,5 +1,6 @@
 """The code in the documentation runs, and what the documentation names is there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,15 @@ PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 def test_an_example_runs(example, tmp_path):
     done = subprocess.run([sys.executable, "-W", "error", example], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("example", ["flatquant", "gaussian_process", "llama", "lokr"])
+def test_a_gpu_that_is_not_there_is_a_line(example):
+    command = [sys.executable, ROOT / f"examples/{example}.py", "--device", "cuda"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"{example}.py: error: --device: PyTorch sees no GPU\n")
 
 
 @pytest.mark.parametrize("small", ["5", "0", "-4"])
