@@ -22,6 +22,7 @@ WORSE = {
     ),
     "a session that does not exist": ("ci.yml", "run: nox -s lint", "run: nox -s lnit", ("workflow-sessions",)),
     "an argument that a session does not take": ("images.yml", '--cuda "$ROW"', '--cudas "$ROW"', ("workflow-sessions",)),
+    "the beginning of an argument": ("images.yml", '--cuda "$ROW"', '--cud "$ROW"', ("workflow-sessions",)),
     "a choice that an argument has not": ("wheels.yml", "x86_64 aarch64", "x86_64 riscv64", ("workflow-sessions",)),
     "a step that is not a session": ("ci.yml", "run: nox -s audit", "run: pip install twine", ("workflow-sessions",)),
     "an expression in a shell command": ("ci.yml", '"$BASE"', "${{ github.head_ref }}", ("zizmor",)),
