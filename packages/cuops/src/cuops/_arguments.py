@@ -7,10 +7,16 @@ import math
 import numbers
 import sys
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _dlpack
 from ._torch import failure, torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    Array = TypeVar("Array", np.ndarray, Tensor)  # of all arguments and results of a call
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")  # as csrc/dtype.h numbers them
 SHORT = {"f8": "float64", "f4": "float32", "f2": "float16", "double": "float64", "single": "float32", "half": "float16"}

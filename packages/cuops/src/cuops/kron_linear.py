@@ -16,11 +16,11 @@ if torch is not None:
     from ._kron_linear.operators import autocast, forward_torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ._arguments import Array
 
 
 @overload
-def kron_linear(x: Tensor, factors: Iterable[Tensor], bias: Tensor | None = None) -> Tensor: ...
+def kron_linear(x: Array, factors: Iterable[Array], bias: Array | None = None) -> Array: ...
 
 
 @overload

@@ -22,14 +22,14 @@ else:
 
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ._arguments import Array
 
 
 @overload
 def rms_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     eps: float = 1e-6,
     *,
     residual: None = None,
@@ -37,22 +37,22 @@ def rms_norm(
     normalized_shape: int | Sequence[int] | None = None,
     out_dtype: Any = None,
     return_rstd: Literal[False] = False,
-) -> Tensor: ...
+) -> Array: ...
 
 
 @overload
 def rms_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     eps: float = 1e-6,
     *,
-    residual: Tensor,
+    residual: Array,
     weight_offset: float = 0.0,
     normalized_shape: int | Sequence[int] | None = None,
     out_dtype: Any = None,
     return_rstd: Literal[False] = False,
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Array, Array]: ...
 
 
 @overload

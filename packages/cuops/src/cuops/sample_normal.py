@@ -17,27 +17,27 @@ if torch is not None:
     from ._sample_normal.operators import forward_torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ._arguments import Array
 
 
 @overload
 def sample_normal(
-    mu: Tensor,
-    sigma: Tensor | float,
+    mu: Array,
+    sigma: Array | float,
     num_samples: int,
     *,
     sample_dim: int = 0,
     shared_noise: bool = False,
     antithetic: bool = False,
-    low: Tensor | float | None = None,
-    high: Tensor | float | None = None,
+    low: Array | float | None = None,
+    high: Array | float | None = None,
     dtype: Any = None,
     generator: Any = None,
     seed: Any = None,
     start: int = 0,
-    out: Tensor | None = None,
+    out: Array | None = None,
     validate: bool = False,
-) -> Tensor: ...
+) -> Array: ...
 
 
 @overload
