@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import re
-import shlex
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +14,7 @@ import nox
 import nox.command
 
 sys.path.insert(0, str(Path(__file__).parent))
+import sanitizers
 import wheelhouse
 from release import arguments
 
@@ -129,78 +127,27 @@ GPU_TESTS = ("python", "-m", "pytest", "-m", "gpu", "--ignore=tests/test_wheels.
 def gpu_tests(session: nox.Session) -> None:
     """Run the tests on this machine's GPU, with the wheels of dist/ (with --no-venv: with what is importable)."""
     install_built(session, "test")
-    workers = {"OMP_NUM_THREADS": "1"} if "-n" in session.posargs else {}  # which else wait for each other's threads
-    session.run(*GPU_TESTS, *session.posargs, env=workers)
-
-
-def sanitizer_of(session: nox.Session) -> str:
-    """The compute-sanitizer of the session's environment; with --no-venv, this machine's."""
-    if session.venv_backend == "none":
-        found = shutil.which("compute-sanitizer")
-    else:
-        installed = (
-            Path(session.virtualenv.location).resolve().glob("lib/*/site-packages/nvidia/*/bin/compute-sanitizer")
-        )
-        found = next(map(str, installed), None)
-    where = "a CUDA toolkit" if session.venv_backend == "none" else "nvidia-cuda-sanitizer-api"
-    return found or session.error(f"compute-sanitizer, which comes with {where}, is not here")
-
-
-def unclean(logs: Path, workers: int) -> list[str]:
-    """What is wrong with the logs of sanitizers, one for each process of the tests."""
-    said = [log.read_text() for log in logs.iterdir()]
-    found = [f"found errors:\n{text}" for text in said if re.search("SUMMARY: [1-9]|Internal Sanitizer Error", text)]
-    ended = "SUMMARY: |terminated before first instrumented API call"  # as of a process without a test
-    found += [f"did not end:\n{text}" for text in said if not re.search(ended, text)]
-    return found + (["did not see all processes of the tests"] if len(said) < workers else [])
-
-
-def shares(tool: str, pytest_options: list[str]) -> list[list[str]]:
-    """What runs together, as words for pytest: all tests, but those of a file alone under initcheck.
-
-    It keeps some 70 MB of each test until its process ends.
-    """
-    chosen = any(option.startswith("tests") for option in pytest_options)
-    if tool != "initcheck" or chosen:
-        return [[]]
-    return [[str(file)] for file in sorted(Path("tests").glob("test_*.py")) if file.name != "test_wheels.py"]
+    has_workers = any(word.startswith(("-n", "--numprocesses")) for word in session.posargs)
+    one = {"OMP_NUM_THREADS": "1"} if has_workers else {}  # or they wait for each other's threads
+    session.run(*GPU_TESTS, *session.posargs, env=one)
 
 
 @nox.session
 def sanitize(session: nox.Session) -> None:
     """Run the GPU tests under compute-sanitizer's tools (-- --tools memcheck --workers 4 -k rms_norm)."""
     install_built(session, "test", "sanitize")
-    sanitizer = sanitizer_of(session)
     options, pytest_options = arguments.sanitize().parse_known_args(session.posargs)
-    prefixes = sorted({path.stem.split("_")[0] for path in Path("csrc").glob("*.cu")})
-    ours = f"--kernel-name=regex=^({'|'.join(prefixes)})_"
-    special = {
-        "memcheck": (ours, "--report-api-errors=no"),  # NCCL tries what this GPU may not have
-        "initcheck": ("--check-api-memory-access=no",),  # has to see who wrote what
-    }
-    portable = {"synccheck": {"CUOPS_PORTABLE_CLUSTERS": "1"}}  # larger ones have barriers that it breaks
-    common = ("--max-connections=99", "--require-cuda-init=no")  # where a worker has no test
-    # Without PyTorch's cache of memory, an access beyond the end of a tensor is one beyond the end of an allocation.
-    runs = {
-        "gpu and not cpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        "gpu and cached and not timed": {},
-    }
     wrong = []
-    parts = [(tool, share) for tool in options.tools for share in shares(tool, pytest_options)]
-    for (tool, share), (marked, environment) in itertools.product(parts, runs.items()):
-        # A sanitizer for each worker, as one alone has all of them wait for it. Workers have tests that are neighbours,
-        # which have kernels in common, as each sanitizer has to read those that its tests use.
+    parts = [(tool, share) for tool in options.tools for share in sanitizers.shares(tool, pytest_options)]
+    for (tool, share), (marked, settings) in itertools.product(parts, sanitizers.RUNS.items()):
         logs = Path(tempfile.mkdtemp(dir=session.create_tmp()))
-        sanitized = (sanitizer, f"--tool={tool}", *special.get(tool, (ours,)), *common, f"--log-file={logs}/%p")
-        worker = shlex.join((*sanitized, "python"))
-        workers = ("-p", "no:randomly", "--dist=worksteal", f"--tx={options.workers}*popen//python={worker}")
-        settings = {"OMP_NUM_THREADS": "1"} | environment | portable.get(tool, {})
+        workers = sanitizers.workers(session, tool, options.workers, logs)
+        chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options, *share)
         try:
-            chosen = (*GPU_TESTS, "-m", marked, *workers, *pytest_options, *share)
-            session.run(*chosen, env=settings, success_codes=[0, 5])  # 5: none of them
+            session.run(*chosen, env=sanitizers.environment(tool) | settings, success_codes=[0, 5])  # 5: none of them
         except nox.command.CommandFailed:
             wrong.append(f"{tool}: tests failed")
-        wrong += [f"{tool} {fault}" for fault in unclean(logs, options.workers)]
+        wrong += [f"{tool} {fault}" for fault in sanitizers.unclean(logs, options.workers)]
     if wrong:
         session.error("\n".join(wrong))
 

@@ -22,7 +22,7 @@ OTHER = next(machine for machine in arguments.MACHINES if machine != platform.ma
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """The sessions and what they read, without wheels."""
-    for name in ("noxfile.py", "wheelhouse.py", "release", "build_backend", "packages", "requirements", "docs/cuda-versions.md", "cuda.toml", "pyproject.toml", "LICENSE"):  # fmt: skip
+    for name in ("noxfile.py", "sanitizers.py", "wheelhouse.py", "release", "build_backend", "packages", "requirements", "docs/cuda-versions.md", "cuda.toml", "pyproject.toml", "LICENSE"):  # fmt: skip
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)

@@ -41,7 +41,7 @@ WORSE = {
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the checks read, in a repository of its own: pre-commit looks at what git knows."""
     path = tmp_path_factory.mktemp("repository")
-    for name in (".github", ".ci", "release", "build_backend", "packages", ".pre-commit-config.yaml", "noxfile.py", "wheelhouse.py", "cuda.toml", "pyproject.toml"):  # fmt: skip
+    for name in (".github", ".ci", "release", "build_backend", "packages", ".pre-commit-config.yaml", "noxfile.py", "sanitizers.py", "wheelhouse.py", "cuda.toml", "pyproject.toml"):  # fmt: skip
         source = ROOT / name
         ignore = shutil.ignore_patterns("__pycache__", "node_modules")
         shutil.copytree(source, path / name, symlinks=True, ignore=ignore) if source.is_dir() else shutil.copy(
