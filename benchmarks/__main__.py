@@ -19,10 +19,10 @@ from .comparison import RESULTS, Benchmark, Timer, output
 
 
 def _part(text: str) -> tuple[int, int]:
-    part, parts = (int(number) for number in text.split("/"))
-    if not 1 <= part <= parts:
-        raise ValueError(text)
-    return part, parts
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"expected a part such as 2/8, got {text}")
+    return int(part), int(parts)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -136,7 +136,7 @@ def test_parts_of_what_has_none_are_refused(arguments, capsys):
 def test_parts_that_are_none_are_refused(part, capsys):
     with pytest.raises(SystemExit):
         benchmarks.main(["rms_norm", "grid", "--device", "cpu", "--part", part])
-    assert "--part" in capsys.readouterr().err
+    assert f"--part: expected a part such as 2/8, got {part}" in capsys.readouterr().err
 
 
 def test_an_unknown_section_is_refused(capsys):
@@ -239,6 +239,8 @@ def test_sections_on_request_leave_the_standard_file_alone(tmp_path, capsys):
         ("rms_norm --device cuda", "--device cuda: PyTorch sees no GPU"),
         ("cem --device cuda", "--device cuda: PyTorch sees no GPU"),
         ("rms_norm --output {file}", "file: expected a folder: File exists"),
+        ("kron_linear plan --with v3", "unrecognized arguments: --with"),
+        ("cem --quic", "unrecognized arguments: --quic"),
         ("rms_norm --output=", "--output: expected a path, got an empty one"),
         ("cem --output=", "--output: expected a path, got an empty one"),
         ("cem --output {file}", "file: expected a folder: File exists"),

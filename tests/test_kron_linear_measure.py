@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+from importlib import metadata
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,16 +77,26 @@ def test_profile_traces_the_implementation_of_that_name(tmp_path, capsys, name, 
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "runs"), [(8, "float32", True), (9, "float32", False), (9, "half", True)]
+    ("version", "capability", "dtype", "runs"),
+    [
+        ("1.1.0", 8, "float32", True),
+        ("1.1.0", 9, "float32", False),
+        ("1.1.0", 9, "float64", False),
+        ("1.1.0", 9, "half", True),
+        ("1.2.0", 9, "float32", True),
+    ],
 )
-def test_fastkron_is_not_called_where_it_would_end_the_process(monkeypatch, capability, dtype, runs):
+def test_fastkron_is_not_called_where_it_would_end_the_process(monkeypatch, version, capability, dtype, runs):
     fastkron = SimpleNamespace(gemkm=lambda x, factors: x)
     monkeypatch.setitem(sys.modules, "pyfastkron", SimpleNamespace(fastkrontorch=fastkron))
+    monkeypatch.setattr(metadata, "version", {"pyfastkron": version}.__getitem__)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
     function = operator.IMPLEMENTATIONS["FastKron"]()
     with FakeTensorMode():
         x = torch.empty(2, 9, dtype=getattr(torch, dtype), device="cuda")
-        with contextlib.nullcontext() if runs else pytest.raises(RuntimeError, match="beyond compute capability 8"):
+        with (
+            contextlib.nullcontext() if runs else pytest.raises(RuntimeError, match="no kernel of float32 and float64")
+        ):
             function(x, [])
 
 

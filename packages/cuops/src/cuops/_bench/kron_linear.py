@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -115,9 +116,12 @@ def _cuops() -> Function:
 def _fastkron() -> Function:
     from pyfastkron import fastkrontorch
 
+    is_1_1 = metadata.version("pyfastkron").startswith("1.1.")
+
     def kron_linear(x: torch.Tensor, factors: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
-        if x.is_cuda and x.dtype.itemsize >= 4 and torch.cuda.get_device_capability(x.device) >= (9, 0):
-            raise RuntimeError("FastKron 1.1 finds no kernel beyond compute capability 8, and ends the process")
+        is_wide = is_1_1 and x.is_cuda and x.dtype.itemsize >= 4
+        if is_wide and torch.cuda.get_device_capability(x.device) >= (9, 0):
+            raise RuntimeError("FastKron 1.1 has no kernel of float32 and float64 for compute capability 9.0 and above")
         y = fastkrontorch.gemkm(x, [w.mT for w in factors])
         return y if bias is None else y + bias
 
