@@ -30,7 +30,7 @@ CHAINS = [
 ]
 
 
-def factors_of(sizes, dtype, device):
+def factors_on(sizes, dtype, device):
     return [make(size, dtype, device, k) for k, size in enumerate(sizes)]
 
 
@@ -48,7 +48,7 @@ def is_rounded(got, want, roundings):
     return ((got.double() - want).abs() <= roundings * dtype.eps * (want.abs() + dtype.smallest_normal)).all()
 
 
-def exact_gradients(dproduct, factors, needs):
+def gradients_of_product(dproduct, factors, needs):
     leaves = [w.double().requires_grad_(needed) for w, needed in zip(factors, needs, strict=True)]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     return torch.autograd.grad(functools.reduce(kron, leaves), wanted, dproduct.double())
@@ -58,7 +58,7 @@ def exact_gradients(dproduct, factors, needs):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", CHAINS, ids=str)
 def test_a_product_is_rounded_as_its_factors_are(sizes, dtype, across, device):
-    factors = [w.mT.contiguous().mT if across else w for w in factors_of(sizes, dtype, device)]
+    factors = [w.mT.contiguous().mT if across else w for w in factors_on(sizes, dtype, device)]
     got, want = merge.product_of(factors), exact_product(factors)
     assert (got.shape, got.dtype) == (want.shape, dtype)
     assert is_rounded(got, want, len(sizes))  # by PyTorch, after each factor
@@ -67,7 +67,7 @@ def test_a_product_is_rounded_as_its_factors_are(sizes, dtype, across, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", CHAINS, ids=str)
 def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
-    factors = factors_of(sizes, dtype, device)
+    factors = factors_on(sizes, dtype, device)
     dproduct = make(exact_product(factors).shape, dtype, device, 9)
     sums = torch.finfo(torch.promote_types(dtype, torch.float32) if device.type == "cuda" else dtype)
     for needs in itertools.islice(itertools.product((True, False), repeat=len(sizes)), 6):
@@ -75,8 +75,8 @@ def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
             continue
         found = merge.unmerge(dproduct, factors, needs)
         assert [d is not None for d in found] == list(needs)
-        want = exact_gradients(dproduct, factors, needs)
-        magnitudes = exact_gradients(dproduct.abs(), [w.abs() for w in factors], needs)
+        want = gradients_of_product(dproduct, factors, needs)
+        magnitudes = gradients_of_product(dproduct.abs(), [w.abs() for w in factors], needs)
         given = [d for d in found if d is not None]
         for got, exact, magnitude in zip(given, want, magnitudes, strict=True):
             terms = len(sizes) * (2 + dproduct.numel() / exact.numel())
@@ -101,7 +101,7 @@ def test_gradients_of_factors_are_sums_over_their_product(sizes, dtype, device):
     ],
 )
 def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype, larger):
-    factors = factors_of(sizes, dtype, "cuda")
+    factors = factors_on(sizes, dtype, "cuda")
     factors[0] *= larger
     groups = [factors[end - count : end] for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
     products, scales = merge.products_of(groups)
@@ -117,22 +117,22 @@ def test_products_and_their_gradients_in_a_launch_each(sizes, counts, dtype, lar
     want = [
         gradient * power
         for dproduct, group, power in zip(dproducts, groups, powers, strict=True)
-        for gradient in exact_gradients(dproduct, group, [True] * len(group))
+        for gradient in gradients_of_product(dproduct, group, [True] * len(group))
     ]
     for got, exact in zip(found, want, strict=True):
         terms = max(dproduct.numel() for dproduct in dproducts)  # of a sum
         assert distance(got, exact) <= 2 * torch.finfo(dtype).eps + terms**0.5 * torch.finfo(sums).eps
 
 
-# Factors whose gradients are sums of a block each, and of up to 8, with blocks beside them that have none.
-SUMS = [[(3, 7), (5, 11)], [(5, 5), (6, 6), (7, 1), (3, 2)]]
+# Factors whose gradients are sums of a few lanes each, of up to 8 blocks, and of either beside the other.
+SUMS = [[(3, 7), (5, 11)], [(5, 5), (6, 6), (7, 1), (3, 2)], [(4, 4), (90, 130)]]
 
 
 @gpu
 @pytest.mark.parametrize("merges", [True, False])
 @pytest.mark.parametrize("sizes", SUMS, ids=str)
 def test_all_of_a_result_is_written_and_nothing_beyond(sizes, merges):
-    factors, size = factors_of(sizes, torch.float32, "cuda"), tuple(math.prod(n) for n in zip(*sizes, strict=True))
+    factors, size = factors_on(sizes, torch.float32, "cuda"), tuple(math.prod(n) for n in zip(*sizes, strict=True))
     dproduct, sizes = make(size, device="cuda"), [size] if merges else sizes
     around = [torch.full((math.prod(size) + 64,), float("nan"), device="cuda") for size in sizes]
     results = [a[32:-32].view(size) for a, size in zip(around, sizes, strict=True)]
@@ -148,7 +148,7 @@ def test_all_of_a_result_is_written_and_nothing_beyond(sizes, merges):
 @gpu
 @pytest.mark.parametrize("sizes", [[(8, 8), (4, 4), (4, 2)], *SUMS], ids=str)
 def test_gradients_of_factors_are_the_same_in_every_run(sizes):
-    factors = factors_of(sizes, torch.float32, "cuda")
+    factors = factors_on(sizes, torch.float32, "cuda")
     dproduct = make(tuple(math.prod(n) for n in zip(*sizes, strict=True)), device="cuda")
     assert_repeatable(lambda: merge.unmerge(dproduct, factors, [True] * len(sizes)))
 
@@ -272,7 +272,8 @@ def test_powers_of_two_undo_one_another_though_factors_are_the_same_tensor(count
         assert all(torch.equal(w, v * s) for w, v, s in zip(own.factors, was, scales, strict=True))
 
 
-WIDE = {"dtype": torch.float64, "factors": factors_of([(3, 7), (5, 11)], torch.float64, "cpu")}
+WIDE = {"dtype": torch.float64, "factors": factors_on([(3, 7), (5, 11)], torch.float64, "cpu")}
+LONG = torch.ones(1, 1).expand(2048, 2048)
 LARGE = [torch.ones(1, 1).expand(256, 256)] * 2
 
 
@@ -293,6 +294,7 @@ LARGE = [torch.ones(1, 1).expand(256, 256)] * 2
         ("merge", [(3, 7), (5, 11)], {"counts": [1, 1], "scales": torch.ones(3)}, ValueError, "scales: "),
         ("merge", [(3, 7), (5, 11)], WIDE | {"counts": [1, 1], "scales": torch.ones(2)}, TypeError, "scales: "),
         ("merge", [(1, 1)], {"factors": LARGE}, ValueError, "factors: "),
+        ("merge", [(2048, 2048)], {"factors": [LONG], "scales": torch.ones(1)}, ValueError, "factors: "),
         ("merge", [(0, 8)], {"factors": [torch.ones(0, 4), torch.ones(2, 2)]}, ValueError, "factors: "),
         ("unmerge", [(3, 7), (5, 12)], {}, ValueError, "gradients: "),
         ("unmerge", [(3, 7)], {}, ValueError, "gradients: "),
@@ -300,7 +302,7 @@ LARGE = [torch.ones(1, 1).expand(256, 256)] * 2
     ],
 )
 def test_other_arrays_are_refused(name, results, others, error, match):
-    factors = others.get("factors") or factors_of([(3, 7), (5, 11)], torch.float32, "cpu")
+    factors = others.get("factors") or factors_on([(3, 7), (5, 11)], torch.float32, "cpu")
     dproducts = [others.get("dproducts", [torch.ones(15, 77, device="cuda")])] if name == "unmerge" else []
     arguments = (
         [torch.empty(size, device="cuda", dtype=others.get("dtype")) for size in results],

@@ -69,6 +69,8 @@ KronMergeParams params_of(const Tensors& factors, const Counts& counts, const Op
     product.data = data_of(TensorView(array));
   }
   if (scales.has_value()) {
+    for (const KronSize& size : sizes)  // of which kernels find the largest element, by `divide`
+      if (size.out * size.in * size.in >> 32 > 0) raise("ValueError", "factors: expected smaller ones beside scales");
     const TensorView powers = *scales;
     if (p.dtype == kFloat64) raise("TypeError", "scales: expected none of float64, whose range is wide");
     expect_device(powers, "scales", device);
@@ -127,6 +129,7 @@ void kron_linear_unmerge(Optionals gradients, Optionals dproducts, OptionalTenso
     KronMergeGradient& to = p.gradients[k];
     if (to.data == nullptr) continue;
     const std::int64_t threads = std::int64_t{p.factors[k].out} * p.factors[k].in << to.log_lanes;
+    // A cluster's blocks are all of one gradient: all of them meet at its barriers, or none.
     to.blocks = static_cast<int>(round_up(ceil_div(threads, kMergeThreads), cluster));
     blocks += to.blocks;
   }
