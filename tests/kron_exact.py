@@ -34,8 +34,8 @@ def exact(x, dy, factors):
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]
 
 
-def check_gradients(got, x, dy, factors):
-    """y and the gradients, or the first of these, are right but for rounding.
+def check_results(got, x, dy, factors):
+    """y and all gradients are right but for rounding.
 
     Sums are float32 (float64 of float64), one term after the other, and of those of many rows. What launches leave for
     others is rounded, at most once for each factor on the way forward and back.
@@ -44,7 +44,7 @@ def check_gradients(got, x, dy, factors):
     sums = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     result = torch.finfo(x.dtype)
     terms = sum(o + i + 2 for o, i in (w.shape for w in factors)) + dy.numel() ** 0.5
-    for mine, want, magnitude in zip(got, exact(x, dy, factors), magnitudes, strict=False):
+    for mine, want, magnitude in zip(got, exact(x, dy, factors), magnitudes, strict=True):
         assert (mine.shape, mine.dtype) == (want.shape, x.dtype)
         lost = sums * terms + result.eps * 2 * len(factors)
         allowed = result.eps / 2 * want.abs() + lost * magnitude + result.smallest_normal

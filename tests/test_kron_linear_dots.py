@@ -8,7 +8,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import check_gradients, exact, problem_of, value_and_gradients
+from kron_exact import check_results, exact, problem_of, value_and_gradients
 from kron_samples import assert_repeatable, random
 from samples import DTYPES
 
@@ -33,7 +33,7 @@ SEVERAL = [
 @pytest.mark.parametrize("sizes", ONE + SEVERAL, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
     x, dy, factors = problem_of(rows, sizes, dtype)
-    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
+    check_results(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -65,7 +65,7 @@ def test_biases_and_rows_apart_and_factors_of_any_strides(leads, sizes, dtype):
             dx, dw = torch.full_like(x, math.nan), torch.full_like(factors[0], math.nan)
             arrays = (t.unsqueeze(-1) for t in (dy, x))
             _backend.library().kron_linear_product_bwd(dx.unsqueeze(-1), dw, *arrays, others[0])
-            check_gradients([cuops.kron_linear(x, others), dx, dw], x, dy, factors)
+            check_results([cuops.kron_linear(x, others), dx, dw], x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,7 +9,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import check_gradients, exact, gradients, problem_of, value_and_gradients
+from kron_exact import check_results, exact, gradients, problem_of, value_and_gradients
 from kron_samples import assert_repeatable, columns_of, random
 from samples import DTYPES
 
@@ -50,14 +50,14 @@ SEVERAL_LAUNCHES = [
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
     x, dy, factors = problem_of(rows, sizes, dtype)
-    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
+    check_results(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", SEVERAL_LAUNCHES, ids=str)
 def test_samples_that_no_multiprocessor_holds(sizes, dtype):
     x, dy, factors = problem_of(max(2, (1 << 18) // columns_of(sizes)), sizes, dtype)
-    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
+    check_results(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -105,7 +105,7 @@ def test_columns_beyond_the_factors(sizes, rows, inner, dtype):
     dx, dfactors = torch.full_like(x, math.nan), [torch.full_like(w, math.nan) for w in factors]
     partial = torch.full((1 << 22,), math.nan, dtype=torch.promote_types(dtype, torch.float32), device="cuda")
     _backend.library().kron_linear_fibers_bwd(dfactors, dx, partial, dy, x, factors, inner)
-    check_gradients([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
+    check_results([y, dx, *dfactors], x, dy, [*factors, torch.eye(inner, dtype=dtype, device="cuda")])
 
 
 def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
@@ -134,7 +134,7 @@ def test_a_plan_of_the_largest_samples_asks_for_little_scratch():
 )
 def test_small_and_large_factors_in_one_chain(sizes, rows, dtype):
     x, dy, factors = problem_of(rows, sizes, dtype)
-    check_gradients([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
+    check_results([cuops.kron_linear(x, factors), *gradients(x, dy, factors)], x, dy, factors)
 
 
 @pytest.mark.parametrize("sizes", [[(6, 6)] * 3, [(3, 5), (7, 2), (4, 6)], [(12, 12)] * 4], ids=str)

@@ -71,7 +71,7 @@ def _no_kernels(monkeypatch):
         monkeypatch.setattr(module, "two_of_a_size", lambda *_: None)
 
 
-def check_gradients(x, dy, factors, kept=bwd.NOTHING):
+def check_kept(x, dy, factors, kept=bwd.NOTHING):
     """Those of any of the arguments, and no others."""
     wanted = exact_gradients(dy, x, factors)[:-1]
     for needs in itertools.product((True, False), repeat=1 + len(factors)):
@@ -128,7 +128,7 @@ def test_states_are_kept_where_that_is_worth_it(with_bias, kept, together, monke
     y, found = keeping.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert [s.numel() for s in found.states] == [6 * n for n in (8 * 12 * 6 * 3, 8 * 9 * 6 * 3, 8 * 9 * 2 * 3)][:kept]
-    check_gradients(x, dy, factors, found)
+    check_kept(x, dy, factors, found)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_states_between_launches_are_kept(with_bias, merges, sizes, groups, monk
     assert kept.parts == [(count, count > 1 and not is_fused) for count, is_fused in groups]
     between = reference.elements_between(sizes)
     assert [s.numel() for s in kept.states] == [6 * between[start] for start in starts[1:-1]]
-    check_gradients(x, dy, factors, kept)
+    check_kept(x, dy, factors, kept)
     needs = [k < counts[0] for k in range(len(factors))]  # whose gradients are of x itself
     assert keeping.forward_and_states(x, factors, bias, needs)[1] == bwd.NOTHING
     monkeypatch.setattr(keeping, "BYTES", 0)
@@ -183,7 +183,7 @@ def test_two_large_float64_factors_have_a_state_each_where_there_is_room(with_bi
     check(y, x, factors, bias)
     assert kept.parts == [(1, False)] * 3
     assert [s.numel() for s in kept.states] == [6 * 3 * 33 * 50, 6 * 3 * 40 * 50]
-    check_gradients(x, dy, factors, kept)
+    check_kept(x, dy, factors, kept)
     monkeypatch.setattr(keeping, "BYTES", 6 * 3 * (33 + 40) * 50 * 8 - 1)
     monkeypatch.setattr(keeping, "_known", {})
     choice = keeping.how(x, factors)
@@ -243,7 +243,7 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
     check(y, x, factors, bias)
     assert not kept.parts
     assert len(kept.states) == len(sizes) - 1
-    check_gradients(x, dy, factors, kept)
+    check_kept(x, dy, factors, kept)
     needs = [False] * len(factors)
     needs[0 if turned else -1] = True  # of which the gradient is of x itself
     assert keeping.forward_and_states(x, factors, bias, needs)[1] == bwd.NOTHING
@@ -258,7 +258,7 @@ def test_states_between_gemms_are_kept(with_bias, rows, sizes, nothing_between, 
     y, kept = keeping.forward_and_states(x, factors, bias, [True] * len(factors))
     check(y, x, factors, bias)
     assert len(kept.states) == 1  # the last one, of where GEMMs go forward, too
-    check_gradients(x, dy, factors, kept)
+    check_kept(x, dy, factors, kept)
     needs = [True] * len(factors)
     needs[-1 if turned else 0] = False  # the factor whose gradient is of that state
     assert keeping.forward_and_states(x, factors, bias, needs)[1] == bwd.NOTHING
@@ -281,7 +281,7 @@ def test_gradients_of_merged_neighbours_are_those_of_each(sizes, most, groups, m
     monkeypatch.setitem(cuts.MANY, 8, 1)
     x, dy, factors = strided_arguments(sizes)
     assert [g.stop - g.start for g in cuts.neighbours_to_merge(x, factors)] == groups
-    check_gradients(x, dy, factors)
+    check_kept(x, dy, factors)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_gradients_of_small_and_large_factors_are_those_of_the_product(sizes, ke
     monkeypatch.setattr(bwd, "backward_of_fibers", backward_of_product)
     x, dy, factors = strided_arguments(sizes)
     assert cuts.cut_of(x, factors) > 0
-    check_gradients(x, dy, factors)
+    check_kept(x, dy, factors)
 
 
 @pytest.mark.parametrize(("sizes", "cut"), [([(14, 16), (3, 2), (17, 20)], 1), ([(14, 16), (3, 2), (17, 40)], 0)])

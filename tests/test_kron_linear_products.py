@@ -8,7 +8,7 @@ import cuops
 import pytest
 import torch
 from cuops import _backend
-from kron_exact import check_gradients, exact, gradients, problem_of, value_and_gradients
+from kron_exact import check_results, exact, gradients, problem_of, value_and_gradients
 from kron_samples import assert_repeatable, columns_of, random
 from samples import DTYPES
 
@@ -29,7 +29,7 @@ EVERYTHING = [[size] for size in SIZES] + CHAINS
 @pytest.mark.parametrize("sizes", EVERYTHING, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(sizes, rows, dtype):
     x, dy, factors = problem_of(rows, sizes, dtype)
-    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
+    check_results(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -45,7 +45,7 @@ def test_one_factor_with_columns_beyond_it(rows, inner, size, dtype):
     def flat(t):
         return t.mT.reshape(rows * inner, -1)
 
-    check_gradients([flat(y), flat(dx), dw], flat(x), flat(dy), [w])
+    check_results([flat(y), flat(dx), dw], flat(x), flat(dy), [w])
     for k, alone in enumerate((torch.full_like(dx, torch.nan), torch.full_like(dw, torch.nan))):
         _backend.library().kron_linear_product_bwd(*((alone, None) if k == 0 else (None, alone)), dy, x, w)
         # Alone, its sum may have other parts.
@@ -67,7 +67,7 @@ def test_views_biases_and_transposed_factors(sizes, dtype):
         view.copy_(x)
         got = cuops.kron_linear(view, others, bias).double()
         torch.testing.assert_close(got, want, rtol=2 * eps, atol=16 * len(sizes) * eps)
-    check_gradients(value_and_gradients(x, dy, others), x, dy, factors)
+    check_results(value_and_gradients(x, dy, others), x, dy, factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -77,7 +77,9 @@ def test_rows_of_two_strides_have_the_values(size, dtype):
     x = x.reshape(16, 4, -1)
     for view in (x.transpose(0, 1), torch.cat([x, x], -1)[:, :, : size[1]], x[:, 1:]):
         rows = view.reshape(-1, size[1])
-        check_gradients([cuops.kron_linear(view, factors).reshape(len(rows), -1)], rows, dy[: len(rows)], factors)
+        dy_of_rows = dy[: len(rows)]
+        y, (dx, dw) = cuops.kron_linear(view, factors), gradients(view, dy_of_rows.view(*view.shape[:-1], -1), factors)
+        check_results([y.flatten(0, 1), dx.flatten(0, 1), dw], rows, dy_of_rows, factors)
 
 
 @pytest.mark.parametrize("sizes", EVERYTHING[1:4] + CHAINS, ids=str)
@@ -142,7 +144,7 @@ def test_launches_wait_for_what_the_ones_before_them_write(rows, sizes, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gradient_whose_elements_are_no_multiple_of_four(dtype):
     x, dy, factors = problem_of(300, [(33, 33), (3, 3), (3, 3), (5, 5)], dtype)
-    check_gradients(value_and_gradients(x, dy, factors), x, dy, factors)
+    check_results(value_and_gradients(x, dy, factors), x, dy, factors)
 
 
 def test_what_goes_together_is_checked():

@@ -11,7 +11,7 @@ import torch
 from cuops import _backend
 from cuops._kron_linear.bwd import fused_backward
 from cuops._kron_linear.gemm import chain_of_matmuls
-from kron_exact import check_gradients, distance, exact, gradients, problem_of
+from kron_exact import check_results, distance, exact, gradients, problem_of
 from kron_samples import columns_of, factors_of, random
 from samples import DTYPES
 
@@ -108,7 +108,7 @@ def test_gradients_in_one_launch_are_those_of_the_definition(rows, sizes, dtype)
     views = [torch.cat([w.mT, w.mT])[: w.shape[1]].mT for w in factors]
     for given in (factors, views):
         got = gradients_in_one_launch(x, dy, given)
-        check_gradients([exact(x, dy, factors)[0].to(dtype), *got], x, dy, factors)
+        check_results([exact(x, dy, factors)[0].to(dtype), *got], x, dy, factors)
     assert all(torch.equal(a, b) for a, b in zip(gradients_in_one_launch(x, dy, views), got, strict=True))
 
 
@@ -116,7 +116,7 @@ def test_gradients_in_one_launch_are_those_of_the_definition(rows, sizes, dtype)
 def test_gradients_of_factors_whose_rows_are_far_apart(sizes):
     x, dy, factors = problem_of(4, sizes, torch.float32)
     far = [torch.cat([w, w.new_zeros(len(w), 100_000)], 1)[:, : w.shape[1]] for w in factors]
-    check_gradients([cuops.kron_linear(x, far), *gradients(x, dy, far)], x, dy, factors)
+    check_results([cuops.kron_linear(x, far), *gradients(x, dy, far)], x, dy, factors)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 30])
