@@ -45,13 +45,14 @@ def test_import_without_torch_leaves_numpy_alone(tmp_path: Path, core_wheel: Pat
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_import_with_torch_leaves_what_takes_long_alone(tmp_path: Path, core_wheel: Path):
+@pytest.mark.parametrize("module", ["cuops", "cuops.cem"])
+def test_import_with_torch_leaves_what_takes_long_alone(module: str, tmp_path: Path, core_wheel: Path):
     """Its compiler, which takes as long as torch, and what imports Triton where that is installed."""
     installation = Installation(tmp_path)
     installation.add(core_wheel)
     slow = {"torch._dynamo", "sympy", "torch.distributed.tensor", "torch.utils.flop_counter", "triton"}
     done = installation.run(
-        f"import sys, torch; before = {{*sys.modules}}; import cuops; print({{*sys.modules}} - before & {slow})"
+        f"import sys, torch; before = {{*sys.modules}}; import {module}; print({{*sys.modules}} - before & {slow})"
     )
     assert done.stdout.strip() == "set()", done.stderr
 

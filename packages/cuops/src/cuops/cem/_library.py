@@ -40,7 +40,16 @@ def exact(array: Any) -> Any:
 
 def outside_of_graphs(method: Any) -> Any:
     """A method that torch.compile calls and does not follow: graphs have no inference mode, and other NumPy code."""
-    return method if torch is None else torch.compiler.disable(method)
+    if torch is None:
+        return method
+    try:  # as torch.compiler.disable, without its import of the compiler, and without a wrapper
+        frames = torch._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
+    except AttributeError:
+        return torch.compiler.disable(method)
+    method._torchdynamo_disable = True
+    return method
 
 
 def writing(array: Any) -> Any:
