@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cem_problems import bits
 from cuops.cem import CrossEntropyMethod
 
 
@@ -105,3 +106,22 @@ def test_a_state_with_an_empty_population_is_refused():
     saved = method.state_dict()
     with pytest.raises(ValueError, match="population: expected 1 to 10 samples, got 0"):
         method.load_state_dict({**saved, "population": saved["population"][:, :0]})
+
+
+@pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])  # on a GPU values are not looked at
+def test_an_elite_that_is_not_finite_is_refused_and_nothing_changes(library, bad, options):
+    start = library.zeros((2, 3), dtype=library.float16)
+    method = CrossEntropyMethod(start, 1.0, 10, elites=3, keep_elites=2, seed=1, **options)
+    before = bits(method)
+    x = method.ask()
+    x[1, 0, 2] = bad
+    scores = library.asarray([[math.nan, *range(1, 10)], [*range(10)]])
+    with pytest.raises(ValueError, match="^samples: expected finite numbers in the elites, got infinity or NaN"):
+        method.tell(scores)
+    assert bits(method) == before
+    x[1, 0, 2] = 1.0
+    x[0, 0] = bad  # which is no elite
+    method.tell(scores)
+    assert library.isfinite(method.mu).all()

@@ -23,6 +23,9 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
     """One step of the Cross-Entropy Method, from (problems, n, d) samples and (problems, n) scores; changes `state`.
 
     Elites are the best finite scores, ties by index. A problem without any keeps its mean and standard deviation.
+
+    Raises:
+        ValueError: an elite is not finite, which kernels do not look for; the state is as before.
     """
     import numpy as np
 
@@ -32,15 +35,24 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
         wide = scores.astype(np.float64)
         finite = np.isfinite(wide)
         costs = np.where(finite, -wide if refit.maximize else wide, np.inf)
-        for problem, order in enumerate(np.argsort(costs, -1, kind="stable")):
-            count = min(int(finite[problem].sum()), elites)
+        orders = np.argsort(costs, -1, kind="stable")
+        counts = [min(int(n), elites) for n in finite.sum(-1)]
+        chosen = [np.sort(order[:count]) for order, count in zip(orders, counts, strict=True)]
+        elite_rows = [samples[indices] for samples, indices in zip(population, chosen, strict=True)]
+        if not all(np.isfinite(rows).all() for rows in elite_rows):
+            raise ValueError(
+                "samples: expected finite numbers in the elites, got infinity or NaN, as beyond the range of their "
+                "dtype; low and high keep samples within it"
+            )
+        for problem, order in enumerate(orders):
+            count = counts[problem]
             state.indices[problem], state.kept_indices[problem] = -1, -1
             state.counts[problem] = count, -1, -1
             state.summary[problem, :3] = np.nan
             if count > 0:
                 best = order[0]
                 elite = wide[problem, order[:count]]
-                state.indices[problem, :count] = np.sort(order[:count])
+                state.indices[problem, :count] = chosen[problem]
                 state.counts[problem, 1] = best
                 state.summary[problem, :3] = elite[0], elite.mean(), elite[-1]
                 if costs[problem, best] < (-1 if refit.maximize else 1) * state.best_score[problem]:
@@ -51,7 +63,7 @@ def elite_moments(population: np.ndarray, scores: np.ndarray, state: State, refi
                 state.kept_indices[problem, :held] = np.sort(order[:held])
                 state.kept[problem, :held] = population[problem, state.kept_indices[problem, :held]]
                 state.kept_count[problem] = max(state.kept_count[problem], held)
-                rows = population[problem, state.indices[problem, :count]].astype(np.float64)
+                rows = elite_rows[problem].astype(np.float64)
                 mean = rows.mean(0)
                 deviation = np.sqrt(np.square(rows - mean).mean(0) + noise)
                 mu, sigma = state.mu[problem], state.sigma[problem]

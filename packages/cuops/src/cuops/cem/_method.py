@@ -28,7 +28,9 @@ class CrossEntropyMethod:
         noise_t = max(noise - t * noise_decrease, 0)        after t steps,  smoothing = (a, b)
 
     Variances are those of the elites alone (divided by their number). Scores that are NaN or infinite are never
-    elite; a problem none of whose scores is finite keeps its distribution. On a GPU no step makes the host wait.
+    elite; a problem none of whose scores is finite keeps its distribution. On a GPU no step makes the host wait, so
+    that values are not looked at there: an elite that is infinite itself, as float16 is beyond 65504, makes the mean
+    infinite and sigma NaN, until a `reset`. On the CPU `tell` refuses it.
 
     Args:
         mu: the initial mean, ``(*batch, *event)``: a torch tensor on CUDA or CPU, a NumPy array, or numbers that make
@@ -222,7 +224,7 @@ class CrossEntropyMethod:
         """Refits the distribution to the elites. scores: ``(*batch, population_size)``, of any real dtype.
 
         Raises RuntimeError without an ``ask`` before it; TypeError and ValueError for scores that do not fit the
-        samples. The state is as before then.
+        samples; on the CPU, ValueError for elites that are not finite. The state is as before then.
         """
         if self._asked == 0:
             raise RuntimeError("tell: expected ask() before it, to score its samples")
