@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from functools import partial
 
 import cuops.cem as cem
@@ -85,6 +86,28 @@ def test_a_mean_beyond_the_range_of_the_samples_is_refused(array):
     mu = array([0.0, 1e5], "float32")
     with pytest.raises(ValueError, match="^mu: expected numbers in the range of the samples' dtype, "):
         cem.CrossEntropyMethod(mu, 1.0, 10, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "option", "message"),
+    [
+        ("float16", {"sigma_floor": 65504.0, "noise": 65504.0**2}, None),
+        ("float16", {"sigma_floor": 1e6}, "sigma_floor: expected a number in the range of float16, got 1000000.0"),
+        (
+            "float16",
+            {"noise": 1e10},
+            "noise: expected a number whose root is in the range of float16, got 10000000000.0",
+        ),
+        ("float32", {"sigma_floor": 1e38, "noise": 1e38}, None),
+        ("float32", {"sigma_floor": 1e39}, "sigma_floor: expected a number in the range of float32"),
+        ("float32", {"noise": 1e39}, "noise: expected a number in the range of float32"),
+        ("float64", {"sigma_floor": 1e308, "noise": 1e308}, None),
+    ],
+)
+def test_spreads_beyond_the_range_of_the_samples_are_refused(dtype, option, message, array):
+    mu = array([0.0, 0.0], "float64" if dtype == "float64" else "float32")
+    with pytest.raises(ValueError, match=f"^{message}") if message else nullcontext():
+        cem.CrossEntropyMethod(mu, 1.0, 10, dtype=dtype, **option)
 
 
 @pytest.mark.parametrize("low", [-1e39, -(10**400), -math.inf])

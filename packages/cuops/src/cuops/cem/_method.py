@@ -47,10 +47,10 @@ class CrossEntropyMethod:
         event_dims: how many of the last dimensions of mu belong to one x.
         smoothing: weight of the new moments, over 0 and at most 1: one for both, or a pair for mu and sigma. Less
             than 1 for sigma keeps it from shrinking before mu has come far.
-        sigma_floor: the least that the refitted sigma becomes.
+        sigma_floor: the least that the refitted sigma becomes; in the range of the samples' dtype.
         sigma_ceiling: the most that it becomes.
         sigma_decay: a factor that it gets before these limits.
-        noise: added to the variance of the elites (Szita and Lőrincz).
+        noise: added to the variance of the elites (Szita and Lőrincz); its root is in the range of the samples' dtype.
         noise_decrease: what the noise loses in each step.
         low, high: bounds of x, numbers or arrays like mu, within which the mean stays, too. Independent samples are
             drawn from the truncated normal distribution; those of a full covariance or a color are clipped. The first
@@ -117,6 +117,7 @@ class CrossEntropyMethod:
         _options.held(mu, self.dtype)
         a, b = _options.smoothing(smoothing)
         _options.limits(sigma_floor, sigma_ceiling, sigma_decay, noise, noise_decrease)
+        _options.spread(float(sigma_floor), float(noise), self.dtype, mu)
         self._refit = Refit(
             self.maximize, a, b, float(sigma_decay), float(sigma_floor),
             _arguments.real("sigma_ceiling", sigma_ceiling), float(noise), float(noise_decrease),

@@ -159,12 +159,29 @@ def bounds(low: Any, high: Any, mu: Any, event_dims: int, dtype: Any) -> tuple[A
 
 def held(mu: Any, dtype: Any) -> None:
     """mu's numbers are in the range of the samples' dtype."""
+    if not _is_in_range(mu, dtype):
+        raise ValueError(f"mu: expected numbers in the range of the samples' dtype, {dtype}")
+
+
+def spread(floor: float, noise: float, dtype: Any, mu: Any) -> None:
+    """The least that sigma becomes is in the range of the samples' dtype, and noise in that of the state's."""
+    xp = library_of(mu)
+    state = getattr(xp, _arguments.accumulator(_arguments.dtype_name(mu.dtype)))
+    for name, given, what, value, within in (
+        ("sigma_floor", floor, "a number", floor, dtype),
+        ("noise", noise, "a number", noise, state),
+        ("noise", noise, "a number whose root is", math.sqrt(noise), dtype),
+    ):
+        if not _is_in_range(xp.asarray(value, dtype=xp.float64), within):
+            raise ValueError(f"{name}: expected {what} in the range of {_arguments.dtype_name(within)}, got {given}")
+
+
+def _is_in_range(values: Any, dtype: Any) -> bool:
     import numpy as np
 
     with np.errstate(over="ignore"):
-        samples = mu.to(dtype) if is_tensor(mu) else mu.astype(dtype)
-    if not library_of(mu).isfinite(samples).all():
-        raise ValueError(f"mu: expected numbers in the range of the samples' dtype, {dtype}")
+        cast = values.to(dtype) if is_tensor(values) else values.astype(dtype)
+    return bool(library_of(values).isfinite(cast).all())
 
 
 def dtype(value: Any, mu: Any) -> Any:
