@@ -149,7 +149,10 @@ def test_a_state_that_is_none_is_refused_and_nothing_changes(array):
 
 ZERO = np.zeros(3)
 WRONG = {
-    "num_samples: expected an integer of at least 1, got 0": lambda: CrossEntropyMethod(ZERO, 1.0, 0),
+    "num_samples: expected an integer from 1 to 2147483647, got 0": lambda: CrossEntropyMethod(ZERO, 1.0, 0),
+    "num_samples: expected an integer from 1 to 2147483647, got 2147483648": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 2**31
+    ),
     "num_samples: expected an integer, got float": lambda: CrossEntropyMethod(ZERO, 1.0, 10.0),
     "elites: expected an integer from 1 to 10, got 11": lambda: CrossEntropyMethod(ZERO, 1.0, 10, elites=11),
     "elites: expected a fraction over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, elites=0.0),

@@ -38,7 +38,7 @@ class CrossEntropyMethod:
             of batch is a problem of its own.
         sigma: the initial standard deviation, of at least 0: a number, or numbers that broadcast with mu: a
             list, a NumPy array, or an array like mu.
-        num_samples: how many samples a problem has in each step.
+        num_samples: how many samples a problem has in each step, at most 2**31 - 1.
         elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1.
         maximize: whether the greatest scores are best.
         covariance: "diagonal", or "full": the covariance of the elites, ``event`` as one vector, is learned too. sigma
@@ -109,7 +109,7 @@ class CrossEntropyMethod:
     ) -> None:
         mu, sigma = _options.distribution(mu, sigma, event_dims)
         self.maximize = bool(maximize)
-        self.num_samples = _arguments.integer("num_samples", num_samples, 1)
+        self.num_samples = _arguments.integer("num_samples", num_samples, 1, 2**31 - 1)  # indices have 32 bits
         self.num_elites = _options.elites(elites, self.num_samples)
         self.event_shape = tuple(mu.shape[mu.ndim - event_dims :])
         self.batch_shape = tuple(mu.shape[: mu.ndim - event_dims])
