@@ -6,6 +6,7 @@ import cuops
 import numpy as np
 import pytest
 import torch
+from cuops._sample_normal.truncation import truncated
 
 
 def test_a_bound_of_another_dtype_gets_its_gradient(device):
@@ -108,6 +109,26 @@ def test_a_sigma_without_end_is_a_number_between_bounds_and_refused_beside_one(a
         assert ((x > -1) & (x < 3)).all()
         assert abs(float(x.mean()) - 1) < 5 * (4 / 12**0.5) / 4000**0.5  # of a uniform distribution
     assert (abs(cuops.sample_normal(mu, sigma, 4, seed=1, validate=True)[:, 1]) == np.inf).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "bounds", [{"low": -1.0}, {"low": 0.5}, {"low": 2.5}, {"high": 3.0}, {"high": -1.0}, {"low": -np.inf}], ids=str
+)
+def test_on_a_gpu_a_sigma_without_end_beside_one_bound_gives_nan(bounds, dtype):
+    mu = torch.tensor([0.0, 1.0, 2.0], dtype=dtype, device="cuda")
+    sigma = torch.tensor([1.0, np.inf, 1.0], dtype=dtype, device="cuda")
+    x = cuops.sample_normal(mu, sigma, 40, seed=1, **bounds)
+    assert x[:, 1].isnan().all()
+    assert x[:, [0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("low", [-1.0, 0.5, 2.5, -np.inf])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_formula_of_a_sigma_without_end_beside_one_bound_gives_nan(low, sign):
+    given = torch.tensor([1.0, np.inf, *((low, np.inf) if sign > 0 else (-np.inf, -low))], dtype=torch.float64)
+    assert truncated(torch, list(given), torch.linspace(0.01, 0.99, 9, dtype=torch.float64)).isnan().all()
 
 
 def test_gradients_beyond_a_bound_that_is_far_out(device):

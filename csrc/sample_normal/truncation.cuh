@@ -51,7 +51,8 @@ struct Truncated {
     mirrored = b < 0;
     anchor = mirrored ? -b : a;
     if (anchor >= 0) {
-      const double near = fmin(anchor, kFarthest), far = fmin(mirrored ? -a : b, kFarthest);
+      const double near = fmin(anchor, kFarthest), end = mirrored ? -a : b;
+      const double far = end > kFarthest ? kFarthest : end;  // NaN, of an infinite sigma and bound, stays
       log_ratio = log_erfcx(far) - log_erfcx(near) - (far - near) * (0.5 * far + 0.5 * near);
     } else {
       below = upper_tail(-a);
