@@ -22,6 +22,16 @@ def test_reset_forgets_the_elites_that_were_kept():
     assert (method.ask() > 40).all()
 
 
+@pytest.mark.parametrize("again", [lambda m: m.reset(0.0, 1.0), lambda m: m.shift()], ids=["reset", "shift"])
+def test_samples_of_before_a_new_start_are_not_to_be_told_of(again, array):
+    method = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 10, seed=1)
+    scores = method.ask().sum(-1)
+    again(method)
+    assert tuple(method.population.shape) == (0, 2)
+    with pytest.raises(RuntimeError, match=r"^tell: expected ask\(\) before it"):
+        method.tell(scores)
+
+
 @pytest.mark.parametrize("maximize", [False, True])
 def test_reset_forgets_the_best_sample(maximize):
     method = after_a_step(maximize=maximize)

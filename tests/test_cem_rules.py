@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from cem_problems import bits
-from cuops.cem import CrossEntropyMethod
+from cem_problems import bits, on_host
+from cuops.cem import CrossEntropyMethod, History
 
 
 def method_of(num_samples: int = 10, d: int = 2, **options: object) -> CrossEntropyMethod:
@@ -50,6 +50,41 @@ def test_the_first_of_equal_samples_stays_the_best():
         method.tell(np.zeros(10))
         method.ask()
     assert (method.best_x == first).all()
+
+
+def test_a_full_covariance_follows_the_formula_and_the_schedule_of_the_noise(array):
+    options = {"noise": 0.3, "noise_decrease": 0.1, "smoothing": (0.7, 0.4), "sigma_decay": 0.9}
+    method = CrossEntropyMethod(array([1.0, -2.0, 0.5]), 1.0, 40, elites=8, covariance="full", seed=4, **options)
+    mean, covariance = on_host(method.mu), on_host(method.covariance)
+    for step in range(5):
+        x = on_host(method.ask())
+        scores = (x**2).sum(-1)
+        elite = x[scores.argsort()[:8]]
+        mean = 0.7 * elite.mean(0) + 0.3 * mean
+        noisy = np.cov(elite.T, bias=True) + max(0.3 - 0.1 * step, 0) * np.eye(3)
+        covariance = 0.9**2 * (0.4 * noisy + 0.6 * covariance)
+        method.tell(array(scores.tolist()))
+        np.testing.assert_allclose(on_host(method.mu), mean, rtol=1e-12)
+        np.testing.assert_allclose(on_host(method.covariance), covariance, rtol=1e-11, atol=1e-13)
+
+
+def test_variances_about_a_mean_that_is_rounded_are_those_of_the_elites(array):
+    """In float32, sigma is that of two steps between numbers as large as the mean."""
+    options = {"elites": 16, "covariance": "full", "smoothing": 1.0, "seed": 1}
+    method = CrossEntropyMethod(array([1000.0] * 6, "float32"), 1.2e-4, 40, **options)
+    elite = on_host(method.ask())[:16].astype(float)
+    method.tell(array([float(k) for k in range(40)]))
+    np.testing.assert_allclose(on_host(method.covariance), np.cov(elite.T, bias=True), rtol=1e-4, atol=1e-13)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_the_history_has_the_worst_of_the_elites(maximize, array):
+    method = CrossEntropyMethod(array([[0.0], [0.0]]), 1.0, 6, elites=3, maximize=maximize, seed=1)
+    history = History(method)
+    method.ask()
+    method.tell(array([[5.0, 1.0, 4.0, 2.0, 6.0, 3.0], [math.nan, 8.0, math.inf, 7.0, -math.inf, math.nan]]))
+    history.record()
+    assert history.elite_worst.tolist() == [[4.0, 7.0] if maximize else [3.0, 8.0]]
 
 
 @pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])

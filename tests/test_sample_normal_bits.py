@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cuops import _backend, _driver
+from cuops._sample_normal.noise import normals
 
 DRAWS = """
 import hashlib
@@ -36,6 +37,35 @@ float32 {'high': -20.0} fdb07b35fdeb05df
 float64 {'low': 1000.0} 9cd0a4783a3a3d92
 float32 {'low': 1000.0} 9886f33b92e9e4af
 """
+
+
+WORDS = (0x00000000, 0x00000000), (0x89ABCDEF, 0x3FFFFFFF), (0xFFFFFFFF, 0x80000001), (0x12345678, 0xC0654321)
+MORE_WORDS = (0, 0), (0x76543210, 0xFEDCBA98), (0xFFFFFFFF, 0x3), (0xFFFFFFFF, 0x9ABCDEF0)
+# The formula of _sample_normal/noise.py with 60 digits, which pi and what u is cut to change.
+NORMALS = [
+    (4.782663016029709, -4.7826612248891305),
+    (0.7875977354314844, 0.7875974404706523),
+    (-0.0002441406743541653, -0.00024414058292178398),
+    (1.015177741880847, -2.0631135871390587),
+]
+NORMALS_OF_FLOAT64 = [
+    (6.712269864687835, -6.712269864687835),
+    (0.7875975234447342, 0.7875975208228603),
+    (-1.0536712127723509e-08, -1.0536712127723509e-08),
+    (1.0151778068627573, -2.0631135154887525),
+]
+
+
+@pytest.mark.parametrize("xp", [np, torch], ids=["numpy", "torch"])
+@pytest.mark.parametrize(("more", "expected"), [(None, NORMALS), (MORE_WORDS, NORMALS_OF_FLOAT64)], ids=["24", "53"])
+def test_normals_of_known_words_are_those_of_the_formula(more, expected, xp):
+    for i in (0, 2):
+        first, second = (
+            tuple(xp.asarray([word]) for pair in words[i : i + 2] for word in pair) if words else None
+            for words in (WORDS, more)
+        )
+        z = normals(xp, first, second)
+        np.testing.assert_allclose(np.asarray(z)[0].reshape(2, 2), expected[i : i + 2], rtol=4e-16)
 
 
 @pytest.mark.gpu
