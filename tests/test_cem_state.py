@@ -108,7 +108,7 @@ def test_a_state_goes_through_a_file(array):
     torch.save(method.state_dict(), file)
     file.seek(0)
     other = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 30)
-    other.load_state_dict(torch.load(file, weights_only=False))
+    other.load_state_dict(torch.load(file, weights_only=isinstance(method.mu, torch.Tensor)))
     assert bits(told(method, sphere)) == bits(told(other, sphere))
 
 
@@ -120,6 +120,25 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_changes(array):
         method.load_state_dict(saved)
     with pytest.raises(ValueError, match="state_dict: expected the keys"):
         method.load_state_dict({"mu": saved["mu"]})
+    assert bits(method) == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((2, 3), {"num_samples": 40, "elites": 6}, r"samples_shape: expected \(2, 40, 3\), as .*, got \(2, 30, 3\)"),
+        ((2, 1, 3), {}, r"samples_shape: expected \(2, 1, 30, 3\), as .*, got \(2, 30, 3\)"),
+        ((2, 3, 1), {"event_dims": 2}, r"samples_shape: expected \(2, 30, 3, 1\), as .*, got \(2, 30, 3\)"),
+        ((2, 3), {"maximize": True}, "maximize: expected True, as this method has, got False"),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_search_is_refused_and_nothing_changes(array, shape, options, message):
+    saved = told(CrossEntropyMethod(array(np.ones((2, 3)).tolist()), 1.0, 30, seed=1), sphere).state_dict()
+    method = CrossEntropyMethod(array(np.ones(shape).tolist()), 1.0, **{"num_samples": 30, "seed": 1, **options})
+    before = bits(method)
+    with pytest.raises(ValueError, match=f"^state_dict: {message}"):
+        method.load_state_dict(saved)
     assert bits(method) == before
 
 

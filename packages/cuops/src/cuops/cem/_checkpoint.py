@@ -14,19 +14,28 @@ def save(method: Any) -> dict[str, Any]:
     """Copies of all arrays, and where between ask and tell the method is."""
     arrays = {name: copied(array) for name, array in method._state.arrays().items()}
     pending = copied(method._rows(method._asked)) if method._asked else None
-    return {**arrays, "population": pending, "steps_of_host": method._steps}
+    return {**arrays, "population": pending, "steps_of_host": method._steps, **_search(method)}
+
+
+def _search(method: Any) -> dict[str, Any]:
+    """What a method searches, where arrays do not tell."""
+    shape = *method.batch_shape, method.num_samples, *method.event_shape
+    return {"samples_shape": shape, "maximize": method.maximize}
 
 
 def load(method: Any, saved: Mapping[str, Any]) -> None:
-    """Takes over what `save` gave for a method of the same shapes and dtypes; errors leave the state unchanged."""
+    """Takes over what `save` gave for a method of the same sizes and dtypes; errors leave the state unchanged."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict: expected a dictionary that state_dict() gave, got {type(saved).__qualname__}")
-    arrays = method._state.arrays()
-    expected = {*arrays, "population", "steps_of_host"}
+    arrays, search = method._state.arrays(), _search(method)
+    expected = {*arrays, "population", "steps_of_host", *search}
     if saved.keys() != expected:
         raise ValueError(f"state_dict: expected the keys {sorted(expected)}, got {sorted(saved, key=str)}")
     for name, array in arrays.items():
         check(name, saved[name], array, tuple(array.shape))
+    for name, own in search.items():
+        if type(saved[name]) is not type(own) or saved[name] != own:
+            raise ValueError(f"state_dict: {name}: expected {own}, as this method has, got {saved[name]}")
     steps = _arguments.integer("state_dict: steps_of_host", saved["steps_of_host"], 0)
     pending = saved["population"]
     if pending is not None:

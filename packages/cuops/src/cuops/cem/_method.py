@@ -356,7 +356,10 @@ class CrossEntropyMethod:
 
     @outside_of_graphs
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a ``state_dict``. TypeError or ValueError, with the state unchanged, for what does not fit."""
+        """Goes on from a ``state_dict`` of a method with the same sizes, dtypes and direction.
+
+        TypeError or ValueError, with the state unchanged, for what does not fit.
+        """
         _checkpoint.load(self, state_dict)
 
     def capture(self, function: Callable[[Any], Any]) -> Callable[[], None]:
