@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cuops
+import numpy as np
 import pytest
 import torch
-from cuops import _bench
+from cuops import _bench, cem
 from cuops.cli import run, selftest
 from samples import OPERATORS
 from torch._dynamo.testing import CompileCounter
@@ -288,3 +289,35 @@ def test_tensors_on_a_gpu_that_is_not_current(call, sizes):
     for first, second in results:
         assert all(y.device == torch.device("cuda:1") for y in second)
         assert are_equal(tuple(y.cpu() for y in second), tuple(y.cpu() for y in first))
+
+
+def flat(x):
+    return x.sum(-1)
+
+
+FLAGS = {
+    "rms_norm return_rstd": lambda x, **flag: cuops.rms_norm(x, **flag),
+    "sample_normal shared_noise": lambda x, **flag: cuops.sample_normal(x, 1.0, 3, **flag),
+    "sample_normal antithetic": lambda x, **flag: cuops.sample_normal(x, 1.0, 3, **flag),
+    "sample_normal validate": lambda x, **flag: cuops.sample_normal(x, 1.0, 3, **flag),
+    "KronLinear bias": lambda x, **flag: cuops.nn.KronLinear([2], [2], **flag),
+    "CrossEntropyMethod maximize": lambda x, **flag: cem.CrossEntropyMethod(x, 1.0, 10, **flag),
+    "CrossEntropyMethod antithetic": lambda x, **flag: cem.CrossEntropyMethod(x, 1.0, 10, **flag),
+    "reset keep_best": lambda x, **flag: cem.CrossEntropyMethod(x, 1.0, 10).reset(x, 1.0, **flag),
+    "minimize progress": lambda x, **flag: cem.minimize(flat, x, 1.0, 10, steps=1, **flag),
+    "minimize vectorized": lambda x, **flag: cem.minimize(flat, x, 1.0, 10, steps=1, **flag),
+    "minimize cuda_graph": lambda x, **flag: cem.minimize(flat, x, 1.0, 10, steps=1, **flag),
+}
+
+
+@pytest.mark.parametrize("wrong", ["no", 1, 0, None, [], 10**5000], ids=["str", "1", "0", "None", "list", "huge"])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_is_true_or_false(flag, wrong, array):
+    _, name = flag.split()
+    with pytest.raises(TypeError, match=f"^{name}: expected True or False, got {type(wrong).__name__}$"):
+        FLAGS[flag](array([[1.0, 2.0]]), **{name: wrong})
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_may_be_numpys(flag, array):
+    FLAGS[flag](array([[1.0, 2.0]]), **{flag.split()[1]: np.bool_(flag.endswith("vectorized"))})

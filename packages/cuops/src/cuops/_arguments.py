@@ -196,6 +196,14 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """`value` is True or False, here as Python has them."""
+    numpy = sys.modules.get("numpy")
+    if not isinstance(value, bool) and (numpy is None or not isinstance(value, numpy.bool_)):
+        raise TypeError(f"{name}: expected True or False, got {type(value).__qualname__}")
+    return bool(value)
+
+
 def short(number: int) -> str:
     """A number for a message, for which it may be too long."""
     return f"2^{number.bit_length() - 1} or more" if isinstance(number, int) and number >= 1 << 128 else str(number)

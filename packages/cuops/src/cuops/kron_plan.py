@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _backend
-from ._arguments import DTYPES, dtype_name, integer, is_ordered, short
+from ._arguments import DTYPES, dtype_name, flag, integer, is_ordered, short
 from ._torch import torch
 
 MOST = (1 << 40) - 1  # elements of an array, more than any GPU holds
@@ -110,8 +110,7 @@ def kron_plan(
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}")
     rows = integer("rows", rows, 1, MOST)
-    if not isinstance(allow_tf32, bool):
-        raise TypeError(f"allow_tf32: expected True or False, got {allow_tf32!r}")
+    allow_tf32 = flag("allow_tf32", allow_tf32)
     flat = _flat(shapes)
     of_factors = (o * i for o, i in zip(flat[::2], flat[1::2], strict=True))
     if (elements := max(math.prod(flat[::2]) * rows, math.prod(flat[1::2]) * rows, *of_factors)) > MOST:

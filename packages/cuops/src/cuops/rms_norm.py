@@ -127,7 +127,7 @@ def rms_norm(
     if (
         normalized_shape is None
         and out_dtype is None
-        and not return_rstd
+        and return_rstd is False
         and out is None
         and is_direct(x, residual, weight, bias)
     ):
@@ -139,6 +139,7 @@ def rms_norm(
             pass  # the library refuses an argument, which below is converted or gets its error
 
     dims = _check(x, weight, bias, residual, eps, weight_offset, normalized_shape, out_dtype)
+    return_rstd = _arguments.flag("return_rstd", return_rstd)
     arrays = [None if a is None else _flat(a, dims) for a in (x, residual, weight, bias)]
     if out is not None:
         _check_out(out, x, out_dtype)

@@ -130,7 +130,7 @@ def sample_normal(
     https://doi.org/10.1214/aoms/1177706645; Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011),
     https://doi.org/10.1145/2063384.2063405.
     """
-    if low is None and high is None and dtype is None and out is None and not validate and torch is not None:
+    if low is None and high is None and dtype is None and out is None and validate is False and torch is not None:
         try:
             x = direct(mu, sigma, num_samples, sample_dim, shared_noise, antithetic, generator, seed, start)
             if x is not None:
@@ -160,7 +160,9 @@ def sample_normal(
         raise ValueError("seed: expected either a seed or a generator, got both")
     _checks.order(given)
     sizes = tuple(sizes_of(shape, num_samples, sample_dim))
-    draw = Draw(0, 0, num_samples, start, sample_dim, bool(shared_noise), bool(antithetic))
+    flags = {"shared_noise": shared_noise, "antithetic": antithetic, "validate": validate}
+    shared_noise, antithetic, validate = (_arguments.flag(name, value) for name, value in flags.items())
+    draw = Draw(0, 0, num_samples, start, sample_dim, shared_noise, antithetic)
     if _arguments.is_tensor(mu):
         dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, _arguments.dtype_name(dtype))
         return forward_torch(given, shape, sizes, draw, dtype, generator, seed, out, validate)

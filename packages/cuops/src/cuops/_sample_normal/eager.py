@@ -46,6 +46,8 @@ def direct(mu, sigma, num_samples, sample_dim, shared, antithetic, generator, se
         or _is_compiling()
         or not mu.is_cuda
         or mu.is_neg()
+        or type(shared) is not bool
+        or type(antithetic) is not bool
         or type(num_samples) is not int
         or num_samples <= 0
         or type(start) is not int

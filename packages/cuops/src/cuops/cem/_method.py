@@ -108,7 +108,7 @@ class CrossEntropyMethod:
         seed: int | None = None,
     ) -> None:
         mu, sigma = _options.distribution(mu, sigma, event_dims)
-        self.maximize = bool(maximize)
+        self.maximize = _arguments.flag("maximize", maximize)
         self.num_samples = _arguments.integer("num_samples", num_samples, 1, 2**31 - 1)  # indices have 32 bits
         self.num_elites = _options.elites(elites, self.num_samples)
         self.event_shape = tuple(mu.shape[mu.ndim - event_dims :])
@@ -124,7 +124,8 @@ class CrossEntropyMethod:
         )  # fmt: skip
         _options.choice("covariance", covariance, ("diagonal", "full"))
         limits = _options.bounds(low, high, mu, event_dims, self.dtype)
-        self._sampler = Sampler(limits, bool(antithetic), self._filter(color, covariance, mu))
+        pairs = _arguments.flag("antithetic", antithetic)
+        self._sampler = Sampler(limits, pairs, self._filter(color, covariance, mu))
         kept = _arguments.integer("keep_elites", keep_elites, 0, self.num_elites)
         _arguments.number("population_decay", population_decay)
         if population_decay < 1:
@@ -285,11 +286,12 @@ class CrossEntropyMethod:
                 forgotten, as that of another problem.
 
         Raises:
-            TypeError: mu or sigma is neither a number nor an array like the first mu.
+            TypeError: mu or sigma is neither a number nor an array like the first mu, or keep_best is no bool.
             ValueError: one is on another device, does not broadcast to its shape, or is not finite; mu is beyond the
                 range of the samples' dtype; sigma is below 0, or with a full covariance its square is no number of the
                 state's dtype.
         """
+        keep_best = _arguments.flag("keep_best", keep_best)
         # Copies, as either may be a view of this method's own.
         mu, sigma = (copied(_options.together(name, value, self.mu)) for name, value in (("mu", mu), ("sigma", sigma)))
         self._expect_finite(mu, sigma)

@@ -180,6 +180,8 @@ def _search(maximize, function, mu, sigma, num_samples, steps, callbacks, progre
         event_dims = _arguments.integer("event_dims", options.get("event_dims", 1), 1)
         num_samples = max(50, 10 * math.prod(shape[len(shape) - event_dims :]))
     steps = _arguments.integer("steps", steps, 0)
+    flags = {"progress": progress, "vectorized": vectorized, "cuda_graph": cuda_graph}
+    progress, vectorized, cuda_graph = (_arguments.flag(name, value) for name, value in flags.items())
     method = CrossEntropyMethod(mu, sigma, num_samples, maximize=maximize, **options)
     history = History(method)
     score = _all_at_once(function, method) if vectorized else _one_by_one(function, method)

@@ -63,6 +63,7 @@ class KronLinear(torch.nn.Module):
                 )
         if dtype is not None and dtype not in _arguments.TORCH_DTYPES:
             raise TypeError(f"dtype: expected torch.float64, float32, float16 or bfloat16, got {dtype!r}")
+        bias = _arguments.flag("bias", bias)
         made = {"device": device, "dtype": dtype}
         sizes = zip(self.out_factors, self.in_factors, strict=True)
         self.factors = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(size, **made)) for size in sizes])
