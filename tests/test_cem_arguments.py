@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from contextlib import nullcontext
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 
 import cuops.cem as cem
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -36,6 +39,45 @@ def test_what_is_no_number_is_refused_by_name(mu, wrong):
         cem.CrossEntropyMethod(mu, 1.0, 10, high=object if wrong is None else wrong)
     with pytest.raises(TypeError, match="^mu: expected a number or an array like mu, got"):
         cem.CrossEntropyMethod(mu, 1.0, 10).reset(wrong, 1.0)
+
+
+@pytest.mark.parametrize("mu", [np.zeros(2), torch.zeros(2)], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (["1", "2"], "list of str"),
+        ([Decimal(1), 2.0], "list of Decimal, float"),
+        ((True, False), "tuple of bool"),
+        ([None, 1.0], "list of NoneType, float"),
+        (Decimal(1), "Decimal"),
+        (np.True_, np.True_.__class__.__name__),
+        (np.timedelta64(1, "s"), "timedelta64"),
+        (bytearray(b"12"), "bytearray"),
+    ],
+    ids=repr,
+)
+def test_text_decimals_flags_and_times_are_no_numbers(mu, wrong, got):
+    for name in ("sigma", "low", "high", "mu"):
+        given = {"mu": mu, "sigma": 1.0, name: wrong}
+        with pytest.raises(TypeError, match=f"^{name}: expected a number or an array like mu, got {got}$"):
+            cem.CrossEntropyMethod(given.pop("mu"), given.pop("sigma"), 10, **given)
+
+
+@pytest.mark.parametrize("mu", [np.zeros(2), torch.zeros(2)], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda a, b: [Fraction(a), Fraction(b)],
+        lambda a, b: [np.float32(a), np.float64(b)],
+        lambda a, b: [torch.tensor(a), torch.tensor(b)],
+        lambda a, b: [ml_dtypes.bfloat16(a), ml_dtypes.bfloat16(b)],
+        lambda a, b: memoryview(np.array([a, b])),
+    ],
+    ids=["fractions", "numpy", "torch", "bfloat16", "buffer"],
+)
+def test_real_numbers_of_other_kinds_are_numbers(mu, kind):
+    method = cem.CrossEntropyMethod(mu, kind(0.5, 2.0), 10, low=[-(10**400), -1])
+    assert method.sigma.tolist() == [0.5, 2.0]
 
 
 def test_numpy_mu_and_a_tensor_do_not_go_together():

@@ -66,22 +66,35 @@ def like(name: str, value: Any, mu: Any) -> Any:
             raise TypeError(f"{name}: expected numbers or a numpy.ndarray, as mu is one, got a torch.Tensor")
         _arguments.array(name, value, mu, "mu")
         return value.detach()
-    if value is None or isinstance(value, (str, bytes)):
-        raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}")
     _arguments.no_refused_tensor(name, value)
     import numpy as np
 
-    if isinstance(value, int):  # of any size
-        value = _arguments.real(name, value)
     if _arguments.is_ndarray(value):
         _arguments.plain(name, value)
-    try:
-        has_dtype = _arguments.is_ndarray(value) and value.dtype.kind not in "iu"  # integers are numbers, as in a list
-        array = np.asarray(value, dtype=None if has_dtype else np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: expected a number or an array like mu, got {type(value).__qualname__}") from None
+        array = value.astype(np.float64) if value.dtype.kind in "iu" else value  # integers are numbers, as in a list
+    else:
+        array = _numbers(name, value)
     _arguments.array(name, array)
     return torch.from_numpy(array.astype(np.float64)).to(mu.device) if is_tensor(mu) else array
+
+
+def _numbers(name: str, value: Any) -> Any:
+    """Real numbers of any kind and size, or a sequence of them, as an array of float64."""
+    import numpy as np
+
+    if isinstance(value, int):
+        value = _arguments.real(name, value)
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind == "O":  # fractions, and integers of more than 64 bits
+            array = np.array([_arguments.real(name, number) for number in array.flat]).reshape(array.shape)
+        if isinstance(value, (bytes, bytearray)) or (array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16"):
+            raise TypeError
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        elements = {type(element).__qualname__ for element in value} if isinstance(value, (list, tuple)) else ()
+        got = type(value).__qualname__ + (f" of {', '.join(sorted(elements))}" if elements else "")
+        raise TypeError(f"{name}: expected a number or an array like mu, got {got}") from None
 
 
 def distribution(mu: Any, sigma: Any, event_dims: Any) -> tuple[Any, Any]:
