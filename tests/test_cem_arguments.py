@@ -124,6 +124,28 @@ def test_numbers_out_of_range_are_refused_by_name(mu, sigma, options, message):
         cem.CrossEntropyMethod(np.full(2, mu), sigma, 10, **options)
 
 
+HUGE = 10**5000  # which Python does not print
+
+
+@pytest.mark.parametrize(
+    ("got", "value"),
+    [(r"2\^16609 or more", HUGE), (r"-2\^16609 or less", -HUGE), ("a Fraction", Fraction(1 - HUGE, HUGE))],
+    ids=["positive", "negative", "fraction"],
+)
+@pytest.mark.parametrize(
+    "name", ["elites", "smoothing", "sigma_floor", "sigma_decay", "noise", "population_decay", "color", "keep_elites"]
+)
+def test_numbers_that_python_does_not_print_are_refused_by_name(name, value, got):
+    error = TypeError if name == "keep_elites" and isinstance(value, Fraction) else ValueError
+    with pytest.raises(error, match=f"^{name}: expected .*, got {'Fraction' if error is TypeError else got}$"):
+        cem.CrossEntropyMethod(np.zeros(2), 1.0, 10, **{name: value})
+
+
+def test_a_ceiling_that_python_does_not_print_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^sigma_ceiling: expected at least sigma_floor, 0.0, got -2\^16609 or less$"):
+        cem.CrossEntropyMethod(np.zeros(2), 1.0, 10, sigma_ceiling=-HUGE)
+
+
 def test_a_mean_beyond_the_range_of_the_samples_is_refused(array):
     mu = array([0.0, 1e5], "float32")
     with pytest.raises(ValueError, match="^mu: expected numbers in the range of the samples' dtype, "):

@@ -204,9 +204,15 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def short(number: int) -> str:
-    """A number for a message, for which it may be too long."""
-    return f"2^{number.bit_length() - 1} or more" if isinstance(number, int) and number >= 1 << 128 else str(number)
+def short(number: Any) -> str:
+    """A real number for a message, for which it may be too long."""
+    if isinstance(number, int) and abs(number) >= 1 << 128:
+        power = f"2^{number.bit_length() - 1}"
+        return f"{power} or more" if number > 0 else f"-{power} or less"
+    try:
+        return str(number)
+    except ValueError:  # a fraction of integers that Python does not print
+        return f"a {type(number).__qualname__}"
 
 
 def broadcast(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -241,7 +247,7 @@ def number(name: str, value: Any, least: float = -math.inf) -> None:
     wide = real(name, value)
     if not (-math.inf < wide < math.inf and wide >= least):  # NaN is neither
         floor = "" if least == -math.inf else f" of at least {least}"
-        raise ValueError(f"{name}: expected a finite number{floor}, got {value}")
+        raise ValueError(f"{name}: expected a finite number{floor}, got {short(value)}")
 
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:

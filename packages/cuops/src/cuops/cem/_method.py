@@ -129,7 +129,9 @@ class CrossEntropyMethod:
         kept = _arguments.integer("keep_elites", keep_elites, 0, self.num_elites)
         _arguments.number("population_decay", population_decay)
         if population_decay < 1:
-            raise ValueError(f"population_decay: expected a number of at least 1, got {population_decay}")
+            raise ValueError(
+                f"population_decay: expected a number of at least 1, got {_arguments.short(population_decay)}"
+            )
         self._population_decay = float(population_decay)
         if covariance == "full":
             _options.variances(sigma)

@@ -19,7 +19,9 @@ def elites(value: Any, num_samples: int) -> int:
         return _arguments.integer("elites", value, 1, num_samples)
     _arguments.number("elites", value)
     if not 0 < value <= 1:
-        raise ValueError(f"elites: expected a fraction over 0 and at most 1, or an integer, got {value}")
+        raise ValueError(
+            f"elites: expected a fraction over 0 and at most 1, or an integer, got {_arguments.short(value)}"
+        )
     return max(1, round(value * num_samples))
 
 
@@ -37,7 +39,7 @@ def smoothing(value: Any) -> tuple[float, float]:
     for weight in pair:
         _arguments.number("smoothing", weight)
         if not 0 < weight <= 1:
-            raise ValueError(f"smoothing: expected numbers over 0 and at most 1, got {value}")
+            raise ValueError(f"smoothing: expected numbers over 0 and at most 1, got {_arguments.short(weight)}")
     return float(pair[0]), float(pair[1])
 
 
@@ -47,9 +49,10 @@ def limits(floor: Any, ceiling: Any, decay: Any, noise: Any, decrease: Any) -> N
         _arguments.number(name, value, least=0)
     _arguments.number("sigma_decay", decay)
     if decay <= 0:
-        raise ValueError(f"sigma_decay: expected a number over 0, got {decay}")
+        raise ValueError(f"sigma_decay: expected a number over 0, got {_arguments.short(decay)}")
     if not _arguments.real("sigma_ceiling", ceiling) >= floor:
-        raise ValueError(f"sigma_ceiling: expected at least sigma_floor, {floor}, got {ceiling}")
+        least, got = _arguments.short(floor), _arguments.short(ceiling)
+        raise ValueError(f"sigma_ceiling: expected at least sigma_floor, {least}, got {got}")
 
 
 def wide(array: Any) -> Any:
