@@ -92,8 +92,9 @@ def sample_normal(
             (computed on the GPU where there is one, in bfloat16, that of ml_dtypes, on the CPU), or an array on CUDA of
             CuPy, JAX, or a library like them that speaks DLPack. With sigma and the bounds, it broadcasts to at most
             2**40 elements.
-        sigma: the standard deviations, at least 0: an array like mu, or a finite number. Where only one bound is
-            finite, sigma has to be finite, too.
+        sigma: the standard deviations, at least 0: an array like mu, or a finite number. In arrays it may be infinite,
+            which between finite bounds is the uniform distribution, if their distances from each other and from mu are
+            in float64's range (else NaN), and without bounds gives infinities; with others it has to be finite, too.
         num_samples: N, at least 0. With 0 the result is empty, and no random state is used. start + N is at most 2**44.
         sample_dim: 0 puts N before the last dimension, ``(..., N, d)``; -1 puts it last, ``(..., d, N)``.
         shared_noise: one z a sample for all distributions: that of the first element of mu.
@@ -113,7 +114,7 @@ def sample_normal(
             that is returned. No two of its elements may share memory; where autograd records, neither it nor another
             argument may require a gradient; and outside of inference mode, it is no inference tensor.
         validate: for torch tensors on CUDA, look at the values of sigma and the bounds, which waits for the GPU.
-            Without it, a negative sigma, low not below high, or an infinite sigma beside one finite bound gives NaN.
+            Without it, a negative sigma, low not below high, or an infinite sigma with an infinite bound gives NaN.
             Values of arrays on the CPU are always looked at, except in compiled code and under transforms.
 
     Returns:

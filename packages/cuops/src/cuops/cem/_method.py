@@ -37,7 +37,8 @@ class CrossEntropyMethod:
             one; float64, float32, float16 or bfloat16. Everything else is of its library and on its device. Each entry
             of batch is a problem of its own.
         sigma: the initial standard deviation, of at least 0: a number, or numbers that broadcast with mu: a
-            list, a NumPy array, or an array like mu.
+            list, a NumPy array, or an array like mu. The refitted one is infinite where the elites are so far from each
+            other that the squares are beyond the state's dtype: by 1e19, or by 1e154 in float64.
         num_samples: how many samples a problem has in each step, at most 2**31 - 1.
         elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1.
         maximize: whether the greatest scores are best.
