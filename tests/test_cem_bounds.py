@@ -38,6 +38,16 @@ def test_bounds_between_which_no_sample_is_are_refused(array):
         CrossEntropyMethod(array([1.0], "float32"), 1.0, 500, low=0.9999, high=1.0001, dtype="float16")
 
 
+def test_what_the_caller_makes_of_a_sample_is_kept_as_it_is(array):
+    method = CrossEntropyMethod(array([0.0, 0.0]), 1.0, 10, low=-1.0, high=1.0, elites=3, keep_elites=1, seed=1)
+    x = method.ask()
+    x[3] = 5.0
+    method.tell(-x.sum(-1))
+    assert method.best_x.tolist() == method.ask()[0].tolist() == [5.0, 5.0]
+    assert method.mu.tolist() == [1.0, 1.0]
+    assert (abs(method.population[1:]) <= 1).all()
+
+
 @pytest.mark.parametrize("options", [{}, {"covariance": "full"}, {"color": 1.0}], ids=str)
 def test_a_shifted_plan_stays_within_the_bounds_of_each_step(array, options):
     low, high = array([0.0, 0.0, 5.0, 0.0]), array([3.0, 3.0, 8.0, 3.0])

@@ -55,7 +55,8 @@ class CrossEntropyMethod:
         noise_decrease: what the noise loses in each step.
         low, high: bounds of x, numbers or arrays like mu, within which the mean stays, too. Independent samples are
             drawn from the truncated normal distribution; those of a full covariance or a color are clipped. The first
-            mu has to lie within them; that of `reset` is clipped.
+            mu has to lie within them; that of `reset` is clipped. What the caller changes in samples counts as it is,
+            beyond the bounds too: as a kept elite and as the best.
         keep_elites: how many of the best elites, at most all, are part of the next population, to be evaluated again.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
@@ -363,6 +364,7 @@ class CrossEntropyMethod:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a ``state_dict`` of a method with the same sizes, dtypes and direction.
 
+        All else is as this method's arguments say. Mean and kept elites are those saved, whatever the bounds are here.
         TypeError or ValueError, with the state unchanged, for what does not fit.
         """
         _checkpoint.load(self, state_dict)
