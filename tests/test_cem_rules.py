@@ -39,6 +39,15 @@ def test_kept_elites_stay_through_a_step_without_finite_scores():
     assert (method.ask()[1] == x[1]).all()
 
 
+def test_kept_elites_take_the_place_of_the_first_of_antithetic_samples(array):
+    options = {"elites": 3, "antithetic": True, "seed": 1}
+    kept, plain = (CrossEntropyMethod(array([0.0, 0.0]), 1.0, 6, keep_elites=keep, **options) for keep in (3, 0))
+    for method in (kept, plain):
+        method.tell(method.ask().sum(-1))
+    assert kept.ask()[3:].tolist() == plain.ask()[3:].tolist()
+    assert kept.ask()[:3].tolist() != plain.ask()[:3].tolist()
+
+
 def test_the_first_population_has_no_kept_elites():
     assert (method_of(d=3, keep_elites=2).ask() != 0).all()
 

@@ -205,6 +205,10 @@ WRONG = {
     ),
     "sigma_decay: expected a number over 0": lambda: CrossEntropyMethod(ZERO, 1.0, 10, sigma_decay=0.0),
     "keep_elites: expected an integer from 0 to 2": lambda: CrossEntropyMethod(ZERO, 1.0, 10, elites=2, keep_elites=3),
+    "keep_elites: expected an integer from 0 to 9, got 10": lambda: CrossEntropyMethod(
+        ZERO, 1.0, 10, elites=10, keep_elites=10
+    ),
+    "keep_elites: expected an integer from 0 to 0, got 1": lambda: CrossEntropyMethod(ZERO, 1.0, 1, keep_elites=1),
     "population_decay: expected a number of at least 1": lambda: CrossEntropyMethod(
         ZERO, 1.0, 10, population_decay=0.5
     ),

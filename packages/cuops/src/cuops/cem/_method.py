@@ -57,7 +57,9 @@ class CrossEntropyMethod:
             drawn from the truncated normal distribution; those of a full covariance or a color are clipped. The first
             mu has to lie within them; that of `reset` is clipped. What the caller changes in samples counts as it is,
             beyond the bounds too: as a kept elite and as the best.
-        keep_elites: how many of the best elites, at most all, are part of the next population, to be evaluated again.
+        keep_elites: how many of the best elites, at most all, take the place of the next population's first samples, to
+            be evaluated again; fewer than num_samples. Antithetic samples whose place is taken leave their pair's other
+            half alone.
         population_decay: the number of samples is divided by this after each step, down to twice the elites.
         color: exponent beta of the power spectrum 1 / f**beta of the noise along the first dimension of event, a
             horizon; 0 is white noise, independent from step to step. Not with a full covariance.
@@ -128,7 +130,7 @@ class CrossEntropyMethod:
         limits = _options.bounds(low, high, mu, event_dims, self.dtype)
         pairs = _arguments.flag("antithetic", antithetic)
         self._sampler = Sampler(limits, pairs, self._filter(color, covariance, mu))
-        kept = _arguments.integer("keep_elites", keep_elites, 0, self.num_elites)
+        kept = _arguments.integer("keep_elites", keep_elites, 0, min(self.num_elites, self.num_samples - 1))
         _arguments.number("population_decay", population_decay)
         if population_decay < 1:
             raise ValueError(
