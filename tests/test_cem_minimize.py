@@ -30,8 +30,17 @@ def test_a_sigma_that_is_met_exactly_stops():
     assert minimize(flat, np.zeros(2), 1.0, steps=5, sigma_floor=0.5, sigma_ceiling=0.5, callbacks=rest).steps == 1
 
 
-def test_no_steps_are_no_evaluations():
-    assert minimize(flat, np.zeros(2), 1.0, steps=0).evaluations == 0
+@pytest.mark.parametrize(("search", "score"), [(minimize, math.inf), (maximize, -math.inf)])
+def test_no_steps_are_no_evaluations(search, score, array):
+    found = search(lambda x: 1 / 0, array([1.0, 2.0]), 1.0, steps=0)
+    assert found.evaluations == found.steps == 0
+    assert (found.x.tolist(), found.mu.tolist(), float(found.score)) == ([1.0, 2.0], [1.0, 2.0], score)
+
+
+def test_of_one_sample_sigma_is_what_smoothing_leaves_of_it(array):
+    found = minimize(lambda x: (x**2).sum(-1), array([1.0, 2.0]), 1.0, 1, steps=2, smoothing=(1.0, 0.75), seed=1)
+    assert found.sigma.tolist() == [0.0625, 0.0625]
+    assert found.mu.tolist() == found.method.population[0].tolist()
 
 
 def test_both_take_the_same_arguments():

@@ -40,7 +40,8 @@ class CrossEntropyMethod:
             list, a NumPy array, or an array like mu. The refitted one is infinite where the elites are so far from each
             other that the squares are beyond the state's dtype: by 1e19, or by 1e154 in float64.
         num_samples: how many samples a problem has in each step, at most 2**31 - 1.
-        elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1.
+        elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1; at
+            least one. The variance of a single one is 0, so that sigma shrinks in each step without noise or a floor.
         maximize: whether the greatest scores are best.
         covariance: "diagonal", or "full": the covariance of the elites, ``event`` as one vector, is learned too. sigma
             is the root of its diagonal then, and its square a number of the state's dtype; b applies to the covariance,

@@ -123,7 +123,7 @@ def minimize(
             the next step's take their place.
         mu, sigma: as those of `CrossEntropyMethod`.
         num_samples: in each step; by default 10 for each dimension, and at least 50.
-        steps: how many at most.
+        steps: how many at most; 0 evaluates nothing, and x is mu, with an infinite score.
         callbacks: called after each step, all of them, with the method and the history; the search stops once one
             returns true. One that restarts it (`CrossEntropyMethod.reset`) says ``keep_best=True``.
         progress: whether to show a bar, with the best score of the first problem.
