@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cuops.cem import CrossEntropyMethod, EarlyStopping, History, maximize, minimize
+from cuops.cem._minimize import Options
 
 
 def flat(x):
@@ -45,6 +46,12 @@ def test_of_one_sample_sigma_is_what_smoothing_leaves_of_it(array):
 
 def test_both_take_the_same_arguments():
     assert inspect.signature(minimize) == inspect.signature(maximize)
+
+
+def test_both_hand_on_the_arguments_of_the_method():
+    parameters = inspect.signature(CrossEntropyMethod).parameters.values()
+    options = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "maximize"}
+    assert {name: annotation.__forward_arg__ for name, annotation in Options.__annotations__.items()} == options
 
 
 def test_a_target_is_met_by_all_problems():

@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import _arguments
 from .._arguments import is_tensor
@@ -15,6 +15,9 @@ from . import _options
 from ._history import History
 from ._library import copied, library_of
 from ._method import CrossEntropyMethod
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # which type checkers have; Python's own is of 3.11
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)  # neither is of use for large arrays
@@ -102,6 +105,29 @@ class EarlyStopping:
         return bool(np.any(rested, axis=0).all())
 
 
+class Options(TypedDict, total=False):
+    """The arguments that `minimize` and `maximize` hand on to `CrossEntropyMethod`, for editors and type checkers."""
+
+    elites: float
+    covariance: str
+    event_dims: int
+    smoothing: float | tuple[float, float]
+    sigma_floor: float
+    sigma_ceiling: float
+    sigma_decay: float
+    noise: float
+    noise_decrease: float
+    low: Any
+    high: Any
+    keep_elites: int
+    population_decay: float
+    color: float
+    antithetic: bool
+    dtype: Any
+    generator: Any
+    seed: int | None
+
+
 def minimize(
     function: Callable[[Any], Any],
     mu: Any,
@@ -113,7 +139,7 @@ def minimize(
     progress: bool = False,
     vectorized: bool = True,
     cuda_graph: bool = False,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Result:
     """Searches the x of the least ``function(x)``, from mu and sigma on.
 
@@ -155,7 +181,7 @@ def maximize(
     progress: bool = False,
     vectorized: bool = True,
     cuda_graph: bool = False,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Result:
     """Searches the x of the greatest ``function(x)``; arguments, result and errors are those of `minimize`."""
     search = steps, callbacks, progress, vectorized, cuda_graph
