@@ -198,8 +198,10 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 def flag(name: str, value: Any) -> bool:
     """`value` is True or False, here as Python has them."""
+    if isinstance(value, bool):
+        return value
     numpy = sys.modules.get("numpy")
-    if not isinstance(value, bool) and (numpy is None or not isinstance(value, numpy.bool_)):
+    if numpy is None or not isinstance(value, numpy.bool_):
         raise TypeError(f"{name}: expected True or False, got {type(value).__qualname__}")
     return bool(value)
 
