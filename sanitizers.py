@@ -9,8 +9,8 @@ from pathlib import Path
 
 import nox
 
-# The tests that are chosen, and their environment. Without PyTorch's cache of memory, an access beyond the end of a tensor
-# is one beyond the end of an allocation.
+# The tests that are chosen, and their environment. Without PyTorch's cache of memory, an access beyond the end of a
+# tensor is one beyond the end of an allocation.
 RUNS = {
     "gpu and not cpu and not cached": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     "gpu and cached and not timed": {},
