@@ -45,6 +45,8 @@ def check_results(got, x, dy, factors):
     result = torch.finfo(x.dtype)
     terms = sum(o + i + 2 for o, i in (w.shape for w in factors)) + dy.numel() ** 0.5
     for mine, want, magnitude in zip(got, exact(x, dy, factors), magnitudes, strict=True):
+        if mine is None:
+            continue
         assert (mine.shape, mine.dtype) == (want.shape, x.dtype)
         lost = sums * terms + result.eps * 2 * len(factors)
         allowed = result.eps / 2 * want.abs() + lost * magnitude + result.smallest_normal
