@@ -247,7 +247,6 @@ def nightly(session: nox.Session) -> None:
     if not str(decided or "").strip():
         session.skip("nothing is new since the last nightly, or the commit is a release")
     wheelhouse.build(session, rows, DIST, options.machine)
-    locked(session, "release")
     train(session, *step, "add", f"--dist={DIST}", "--rows", *rows)
     if options.images:
         session.notify("docker", ["--cuda", *rows])
