@@ -8,6 +8,7 @@ import pytest
 import torch
 from cem_problems import OPTIONS, bits, sphere, told
 from cuops import cem
+from cuops.cem._library import outside_of_graphs
 
 HANDED_OUT = ["mu", "sigma", "best_x", "best_score", "population"]
 
@@ -27,6 +28,18 @@ def test_a_step_that_changes_what_a_gradient_needs_is_an_error(covariance, name,
         method.tell(scores)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("can_skip", [True, False])
+def test_a_method_outside_of_graphs_runs_as_it_is(can_skip, monkeypatch):
+    torch.compiler.reset()
+    step = torch.compile(lambda method: method(), backend="eager")
+    assert step(lambda: torch.compiler.is_compiling())
+    with monkeypatch.context() as older:
+        if not can_skip:
+            older.delattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy")
+        outside = outside_of_graphs(lambda: torch.compiler.is_compiling())
+    assert not step(outside)
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_elites": 2, "population_decay": 1.2}], ids=str)

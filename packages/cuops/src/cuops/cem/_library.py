@@ -46,7 +46,7 @@ def outside_of_graphs(method: Any) -> Any:
         frames = torch._C._dynamo.eval_frame
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
-    except AttributeError:
+    except (AttributeError, TypeError, RuntimeError):  # of a PyTorch that has no such functions, or others
         return torch.compiler.disable(method)
     method._torchdynamo_disable = True
     return method
