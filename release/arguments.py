@@ -68,7 +68,7 @@ def nightly() -> argparse.ArgumentParser:
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows of cuda.toml; by default all")
     parser.add_argument("--machine", nargs="+", choices=MACHINES)
     parser.add_argument("--index", type=_folder, default=Path(".cache/nightly"), help="the folder of the index")
-    parser.add_argument("--mirror", metavar="URL", help="where the index is published; fetched first")
+    parser.add_argument("--mirror", metavar="URL", help="where the index is published, to go on from it")
     parser.add_argument("--images", action="store_true", help="build the images too")
     return parser
 

@@ -101,9 +101,9 @@ def _session(url: str) -> Iterator[Callable[[str], requests.Response]]:
             raise ReleaseError(f"{url}: {error}") from error
 
 
-def _checked(answer: requests.Response) -> bytes:
+def _checked(answer: requests.Response) -> requests.Response:
     answer.raise_for_status()
-    return answer.content
+    return answer
 
 
 def published(url: str) -> dict[str, list[dict[str, Any]]]:
@@ -115,8 +115,8 @@ def published(url: str) -> dict[str, list[dict[str, Any]]]:
         if answer.status_code == requests.codes.not_found:
             print(f"{answer.url} is not there: the index begins anew", file=sys.stderr)
             return {}
-        names = [project["name"] for project in json.loads(_checked(answer))["projects"]]
-        return {name: json.loads(_checked(get(f"simple/{name}/{JSON_PAGE}")))["files"] for name in names}
+        names = [project["name"] for project in _checked(answer).json()["projects"]]
+        return {name: _checked(get(f"simple/{name}/{JSON_PAGE}")).json()["files"] for name in names}
 
 
 def mirror(url: str, root: Path, pages: dict[str, list[dict[str, Any]]] | None = None) -> None:
@@ -133,7 +133,7 @@ def mirror(url: str, root: Path, pages: dict[str, list[dict[str, Any]]] | None =
         for file in itertools.chain(*pages.values()):
             for suffix, hashes in (("", file["hashes"]), (".metadata", file["core-metadata"])):
                 name = f"{file['filename']}{suffix}"
-                content = _checked(get(f"files/{name}"))
+                content = _checked(get(f"files/{name}")).content
                 if hashlib.sha256(content).hexdigest() != hashes["sha256"]:
                     raise ReleaseError(f"{url}: {name} is not the file that its page describes")
                 (part / "files" / name).write_bytes(content)

@@ -179,6 +179,14 @@ def test_a_mirror_has_the_same_files_and_notices_others(release, url, tmp_path):
     assert not (tmp_path / "another").exists()  # which a night would go on from
 
 
+def test_an_index_whose_page_is_no_json_is_named(url, tmp_path):
+    page = tmp_path / "index/simple" / index.JSON_PAGE
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("<html>")
+    with pytest.raises(ReleaseError, match=re.escape(url)):
+        index.published(url)
+
+
 def test_a_mirror_takes_an_empty_folder_and_leaves_one_with_other_files_alone(release, url, tmp_path):
     add(tmp_path / "index", release("0.2.0.dev3"))
     (tmp_path / "mirror").mkdir()
