@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
+import typing
 from fractions import Fraction
 
 import matplotlib as mpl
@@ -52,6 +54,11 @@ def test_both_hand_on_the_arguments_of_the_method():
     parameters = inspect.signature(CrossEntropyMethod).parameters.values()
     options = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "maximize"}
     assert {name: annotation.__forward_arg__ for name, annotation in Options.__annotations__.items()} == options
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="has no typing.Unpack")
+def test_annotations_can_be_read_at_run_time():
+    assert typing.get_type_hints(minimize)["options"]
 
 
 def test_a_target_is_met_by_all_problems():

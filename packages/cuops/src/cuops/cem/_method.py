@@ -37,8 +37,9 @@ class CrossEntropyMethod:
             one; float64, float32, float16 or bfloat16. Everything else is of its library and on its device. Each entry
             of batch is a problem of its own.
         sigma: the initial standard deviation, of at least 0: a number, or numbers that broadcast with mu: a
-            list, a NumPy array, or an array like mu. The refitted one is infinite where the elites are so far from each
-            other that the squares are beyond the state's dtype: by 1e19, or by 1e154 in float64.
+            list, a NumPy array, or an array like mu. The refitted one is no finite number where the squares of the
+            distances between elites are beyond the dtype that they are summed in: by 1e154 in float64, and by 1e19 in
+            float32, as a full covariance and a GPU have them of a float32 state.
         num_samples: how many samples a problem has in each step, at most 2**31 - 1.
         elites: how many of them are elite, an integer, or which fraction of them, a float over 0 and at most 1; at
             least one. The variance of a single one is 0, so that sigma shrinks in each step without noise or a floor.

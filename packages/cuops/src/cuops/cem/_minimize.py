@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,8 +17,10 @@ from ._history import History
 from ._library import copied, library_of
 from ._method import CrossEntropyMethod
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # which type checkers have; Python's own is of 3.11
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack  # which type checkers have
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)  # neither is of use for large arrays
