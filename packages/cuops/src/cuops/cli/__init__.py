@@ -84,7 +84,7 @@ def _said(error: Exception) -> str:
     """The error's message; the file comes first, where Python's own has it last."""
     if isinstance(error, OSError) and error.filename is not None:
         file = error.filename2 or error.filename or "an empty name"
-        return f"{file}: {error.strerror}"
+        return f"{file}: {error.strerror or error.args[0]}"
     return str(error)
 
 
